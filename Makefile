@@ -1,0 +1,38 @@
+# Everything a newcomer needs: `make demo` trains an agent, `make test` runs the tests.
+#
+# On x86-64 Linux the index's plain `torch` is a CUDA build of several gigabytes. TORCH pins a
+# CPU-sized one where it can be had; set TORCH_INDEX to PyTorch's CPU index elsewhere, or TORCH=torch
+# on a GPU machine (see the README).
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install demo test test-slow check bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) install -q -e ".[gguf,openai,dev]"
+	touch $@
+
+demo: install
+	$(BIN)/stepladder demo
+
+test: install
+	$(BIN)/python -m pytest
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy stepladder
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: the mathematics of every rung."""
