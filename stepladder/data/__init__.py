@@ -1,0 +1,1 @@
+"""Text to tokens and back: chat rendering, datasets, samples, batching. No torch."""

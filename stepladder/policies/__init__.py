@@ -1,0 +1,1 @@
+"""The model being trained: loading, scoring tokens, optimiser state, checkpoints."""

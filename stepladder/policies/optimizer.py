@@ -1,0 +1,137 @@
+"""AdamW on fp32 master weights, whatever precision the model computes in.
+
+A bf16 weight of 0.02 does not move by 1e-6 (it has 8 bits of mantissa); an fp32 master does, and the
+rounded copy follows once the steps add up. Gradients of micro-batches are summed in fp32 too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from stepladder.errors import CheckpointError, ConfigError, InvariantError
+
+
+class MasterOptimizer:
+    """AdamW with global-norm clipping. `step(lr)` returns the gradient norm before clipping.
+
+    Raises ConfigError without trainable parameters, InvariantError on a non-finite gradient.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+    ):
+        if not parameters:
+            raise ConfigError("no parameter is trainable; unfreeze some, or add a LoRA adapter")
+        self.parameters = dict(parameters)
+        self.max_grad_norm = max_grad_norm
+        self.masters: dict[str, Tensor] = {}
+        self._hooks = []
+        for name, p in self.parameters.items():
+            if p.dtype == torch.float32:
+                self.masters[name] = p
+            else:
+                self.masters[name] = p.detach().float().clone()
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(name)))
+        self.adam = torch.optim.AdamW(
+            list(self.masters.values()), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True
+        )
+
+    def close(self) -> None:
+        """Detach from the model, so that another optimiser can take over."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _collector(self, name: str):  # type: ignore[no-untyped-def]
+        master = self.masters[name]
+
+        def collect(p: Tensor) -> None:
+            if p.grad is None:
+                return
+            if master.grad is None:
+                master.grad = p.grad.float()
+            else:
+                master.grad.add_(p.grad)
+            p.grad = None
+
+        return collect
+
+    def step(self, lr: float) -> float:
+        """One update at learning rate `lr`; clears the gradients."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.values(), self.max_grad_norm))
+        if norm != norm or norm in (float("inf"), float("-inf")):
+            self.clear()
+            raise InvariantError(
+                f"the gradient norm is {norm}: a loss or log-probability was not finite. The weights were "
+                "not touched; look at the last batch in the run folder, or lower the learning rate"
+            )
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        self.adam.step()
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                if self.masters[name] is not p:
+                    p.copy_(self.masters[name])
+        self.clear()
+        return norm
+
+    def clear(self) -> None:
+        for master in self.masters.values():
+            master.grad = None
+
+    # -- state, as plain tensors for safetensors ------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters and moments, by name. The step count is `adam.step` (one number for all)."""
+        out = {f"master/{name}": t.detach() for name, t in self.masters.items()}
+        for name, t in self.masters.items():
+            state = self.adam.state.get(t)
+            if state:
+                out[f"exp_avg/{name}"] = state["exp_avg"]
+                out[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
+                out["adam.step"] = state["step"].reshape(1)
+        return out
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a saved state, weights included. Raises CheckpointError on missing names or shapes."""
+        for name, master in self.masters.items():
+            saved = tensors.get(f"master/{name}")
+            if saved is None or saved.shape != master.shape:
+                got = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
+                raise CheckpointError(
+                    f"the checkpoint holds {got} for {name!r}, the model needs {tuple(master.shape)}; "
+                    "resume with the recipe that made the checkpoint"
+                )
+            master.copy_(saved)
+            if f"exp_avg/{name}" in tensors:
+                self.adam.state[master] = {
+                    "step": tensors["adam.step"].clone().reshape(()),
+                    "exp_avg": tensors[f"exp_avg/{name}"].clone(),
+                    "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].clone(),
+                }
+            p = self.parameters[name]
+            if p is not master:
+                p.copy_(master)
+
+
+def warmup_then_constant(step: int, *, peak: float, warmup: int) -> float:
+    """Linear warm-up over `warmup` steps (step 0 gets peak/warmup), then constant."""
+    return peak * min(1.0, (step + 1) / max(1, warmup))
+
+
+def warmup_then_linear(step: int, *, peak: float, warmup: int, total: int) -> float:
+    """Linear warm-up, then linear decay that reaches exactly 0 at the last of `total` steps."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if total - 1 <= warmup:
+        return peak
+    return peak * max(0.0, (total - 1 - step) / (total - 1 - warmup))

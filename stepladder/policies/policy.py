@@ -1,0 +1,227 @@
+"""The model being trained, as something that scores tokens.
+
+`Policy.logprobs` gives the log-probability of every sampled token of a batch of samples, whatever the
+layout underneath: one packed row with shared prefixes where a probe has shown that it is exact for this
+model, plain right-padding otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from stepladder.data.batching import pack
+from stepladder.errors import ConfigError, InvariantError
+from stepladder.objectives.logprobs import chunked_logprobs
+from stepladder.policies.attention import NAME, Layout
+from stepladder.types import TrainingSample
+
+log = logging.getLogger("stepladder")
+
+Mode = Literal["packed", "padded", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """`logprobs[b, t]` = log p(token t of sample b | before it) at the temperature, 0 where not `mask`.
+
+    `entropy[b, t]` is the entropy (nats) of the distribution that token was drawn from; no gradient.
+    All three are [B, T]; `tokens_computed` counts the tokens that went through the body.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    mask: Tensor
+    tokens_computed: int
+
+
+class Policy:
+    """A causal language model with its tokenizer.
+
+    `mode` is chosen by a probe: "packed" (one row, shared prefixes), "padded", or "full" for models
+    whose logits are not simply head(hidden) (soft caps, scaling).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, mode: Mode | None = None
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.lm: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.lm.set_attn_implementation(NAME)
+        _no_dropout(self.lm)
+        self.mode: Mode = mode or self._probe()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that training updates, by name, each shared (tied) tensor once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def freeze_embeddings(self) -> None:
+        """Leave the input and output embeddings as they are (a third of a small model's work)."""
+        for module in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings()):
+            if module is not None:
+                module.requires_grad_(False)
+
+    def logprobs(self, samples: Sequence[TrainingSample], *, temperature: float = 1.0) -> Scores:
+        """Score the tokens whose mask is True. Gradients flow where autograd is on."""
+        if temperature <= 0:
+            raise ConfigError(f"temperature must be above 0 to score tokens; got {temperature}. Try 1.0")
+        scored = self._packed if self.mode == "packed" else self._padded
+        return scored(samples, temperature)
+
+    # -- layouts ------------------------------------------------------------------------------------
+
+    def _packed(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
+        packed = pack(samples)
+        device = self.device
+        hidden = self._body()(
+            input_ids=torch.from_numpy(packed.token_ids)[None].to(device),
+            position_ids=torch.from_numpy(packed.position_ids)[None].to(device),
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # ours is in the layout
+            use_cache=False,
+            layout=Layout.of(packed, device),
+        ).last_hidden_state[0]
+        scores, entropy = self._head(
+            hidden[torch.from_numpy(packed.sources).to(device)],
+            torch.from_numpy(packed.targets).to(device),
+            temperature,
+        )
+        shape = (len(samples), max(len(s.token_ids) for s in samples))
+        rows, columns, units = _scatter_index(packed.places)
+        mask = torch.zeros(shape, dtype=torch.bool, device=device)
+        mask[rows, columns] = True
+        where = (rows.to(device), columns.to(device))
+        return Scores(
+            torch.zeros(shape, device=device).index_put(where, scores[units.to(device)]),
+            torch.zeros(shape, device=device).index_put(where, entropy[units.to(device)]),
+            mask,
+            packed.num_tokens,
+        )
+
+    def _padded(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
+        device = self.device
+        width = max(len(s.token_ids) for s in samples)
+        ids = torch.zeros(len(samples), width, dtype=torch.long)
+        real = torch.zeros(len(samples), width, dtype=torch.long)
+        mask = torch.zeros(len(samples), width, dtype=torch.bool)
+        for b, sample in enumerate(samples):
+            n = len(sample.token_ids)
+            ids[b, :n] = torch.tensor(sample.token_ids)
+            real[b, :n] = 1
+            mask[b, :n] = torch.tensor(sample.mask)
+        ids, real, mask = ids.to(device), real.to(device), mask.to(device)
+        rows, columns = mask.nonzero(as_tuple=True)
+        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
+        if self.mode == "full":
+            logits = self.lm(**inputs).logits[rows, columns - 1].float() / temperature
+            table = logits.log_softmax(-1)
+            scores = table.gather(1, ids[rows, columns][:, None])[:, 0]
+            entropy = -(table.exp() * table).sum(-1).detach()
+        else:
+            hidden = self._body()(**inputs).last_hidden_state
+            scores, entropy = self._head(hidden[rows, columns - 1], ids[rows, columns], temperature)
+        zeros = torch.zeros(mask.shape, device=device)
+        return Scores(
+            zeros.index_put((rows, columns), scores),
+            zeros.index_put((rows, columns), entropy),
+            mask,
+            int(real.sum()),
+        )
+
+    def _body(self) -> nn.Module:
+        body: nn.Module = getattr(self.lm, self.lm.base_model_prefix)
+        return body
+
+    def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head = self.lm.get_output_embeddings()
+        return chunked_logprobs(hidden, head.weight, targets, temperature=temperature)
+
+    # -- which layout is exact for this model ---------------------------------------------------------
+
+    def _probe(self) -> Mode:
+        """The first layout whose log-probabilities equal the model's own on a small batch."""
+        samples = _probe_samples(self.lm.config.get_text_config().vocab_size)
+        wanted = self._reference(samples)
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.25
+        candidates: list[Mode] = ["packed", "padded"] if _full_attention(self.lm.config) else ["padded"]
+        for mode in candidates:
+            self.mode = mode
+            try:
+                with torch.no_grad():
+                    got = self.logprobs(samples).logprobs
+            except (TypeError, AttributeError, RuntimeError) as error:
+                log.warning("the %s layout does not run on this model (%s)", mode, error)
+                continue
+            worst = float((got - wanted).abs().max())
+            if worst <= tolerance:
+                return mode
+            log.warning("the %s layout is off by %.2g nats on this model; not used", mode, worst)
+        return "full"
+
+    @torch.no_grad()
+    def _reference(self, samples: Sequence[TrainingSample]) -> Tensor:
+        out = torch.zeros(len(samples), max(len(s.token_ids) for s in samples), device=self.device)
+        for b, sample in enumerate(samples):
+            ids = torch.tensor(sample.token_ids, device=self.device)
+            table = self.lm(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            scores = table.gather(1, ids[1:, None])[:, 0]
+            out[b, 1 : len(ids)] = scores * torch.tensor(sample.mask[1:], device=self.device)
+        return out
+
+
+def _scatter_index(places: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor, Tensor]:
+    rows = torch.cat([torch.full((len(at),), b, dtype=torch.long) for b, (at, _) in enumerate(places)])
+    columns = torch.cat([torch.from_numpy(at) for at, _ in places])
+    units = torch.cat([torch.from_numpy(unit) for _, unit in places])
+    return rows, columns, units
+
+
+def _probe_samples(vocab_size: int) -> list[TrainingSample]:
+    """Two groups of two, sharing a long prefix, forking at different places."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, vocab_size, (n,), generator=generator).tolist())
+
+    shared, samples = draw(12), []
+    for g in range(2):
+        prompt = shared + draw(4 + g)
+        for i in range(2):
+            ids = prompt + draw(3 + i)
+            mask = tuple(j >= len(prompt) for j in range(len(ids)))
+            turns = tuple(0 if m else -1 for m in mask)
+            samples.append(TrainingSample(ids, mask, (0.0,) * len(ids), f"{g}/{i}", turns, str(g)))
+    return samples
+
+
+def _full_attention(config: Any) -> bool:
+    """False where some layer looks through a window, chunks, or keeps a recurrent state."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None:
+        return all(kind == "full_attention" for kind in kinds)
+    return getattr(text, "sliding_window", None) is None
+
+
+def _no_dropout(model: nn.Module) -> None:
+    """Ratio 1 needs dropout off: behaviour and current log-probabilities must come from one function."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            module.p = 0.0
+    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
+        raise InvariantError("a dropout layer kept a probability above 0")
