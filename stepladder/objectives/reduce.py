@@ -1,0 +1,131 @@
+"""From token losses to one number: five aggregations, each with the denominator of the whole optimiser step.
+
+Every aggregation is a sum of token losses over a denominator that belongs to the row:
+
+    L = Σ_i Σ_t m_it·ℓ_it / D_i
+
+    token_mean        D_i = N                       N   trained tokens of the step sequence_mean     D_i =
+    S·len(i)                S   trajectories of the step, len(i) trained tokens of i's constant          D_i
+    = S·L                     L   a fixed length, the generation limit sequence_sum      D_i = S
+    group_token_mean  D_i = Q·tokens(q(i))          Q   groups of the step, tokens(q) trained tokens of
+    group q
+
+So `step_denominators` is called once on the rows of the whole step, its result is cut like any other
+column, and the losses of the micro-batches are *added*. The gradient then does not depend on how the step
+was cut."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ._checks import require_bool, require_choice, require_same_shape, working, zero_where_masked
+
+Aggregation = Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"]
+
+
+def trained_lengths(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
+    """Trained tokens of each row: len_i = Σ_t m_it. Tool output and padding do not count (mask False)."""
+    require_bool(mask)
+    return mask.sum(dim=-1)
+
+
+def sum_by_index(values: Tensor, index: Int[Tensor, "n"]) -> tuple[Tensor, Tensor]:
+    """Sums of `values` [n] over equal indices, as (for each row the sum of its class, for each class the
+    sum)."""
+    _, inverse = torch.unique(index, return_inverse=True)
+    classes = int(inverse.max()) + 1 if inverse.numel() else 0
+    sums = torch.zeros(classes, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
+    return sums[inverse], sums
+
+
+def step_denominators(
+    lengths: Int[Tensor, "n"],
+    *,
+    mode: Aggregation,
+    trajectory_index: Int[Tensor, "n"] | None = None,
+    group_index: Int[Tensor, "n"] | None = None,
+    constant: float | None = None,
+    tokens: float | None = None,
+    sequences: float | None = None,
+    groups: float | None = None,
+) -> Float[Tensor, "n"]:
+    """The denominator D_i of every row of one optimiser step, in float64.
+
+    `lengths` are the trained tokens of all rows of the step (`trained_lengths` of the whole mask, before it
+    is cut). Rows of one trajectory share a `trajectory_index`: a trajectory that was split into several
+    samples counts once and its length is that of all its rows. `group_index` is needed by
+    `group_token_mean`, `constant` (tokens, > 0) by `constant`. Rows, trajectories and groups without
+    trained tokens leave the counts (sources: DESIGN "the gradient does not depend on how a batch is cut";
+    verl and TRL count them in some modes).
+
+    Over several ranks, reduce the counts first and pass them as `tokens`, `sequences`, `groups`; the
+    trajectories and groups themselves must lie whole on one rank."""
+    require_choice("mode", mode, get_args(Aggregation))
+    own_trajectory = torch.arange(len(lengths), device=lengths.device)
+    trajectory = own_trajectory if trajectory_index is None else trajectory_index
+    require_same_shape(lengths=lengths, trajectory_index=trajectory)
+    trained = lengths.double()
+    row_trajectory_tokens, trajectory_tokens = sum_by_index(trained, trajectory)
+    total_sequences = float((trajectory_tokens > 0).sum()) if sequences is None else sequences
+    per_row = torch.ones_like(trained)
+    if mode == "token_mean":
+        per_row = per_row * (float(trained.sum()) if tokens is None else tokens)
+    elif mode == "sequence_mean":
+        per_row = row_trajectory_tokens * total_sequences
+    elif mode == "sequence_sum":
+        per_row = per_row * total_sequences
+    elif mode == "constant":
+        if constant is None or not 0 < constant < float("inf"):
+            raise ValueError(
+                f"mode 'constant' needs a positive constant (the generation limit, in tokens), "
+                f"got {constant}; for example constant=3000"
+            )
+        per_row = per_row * (total_sequences * constant)
+    else:
+        if group_index is None:
+            raise ValueError("mode 'group_token_mean' needs group_index; pass the prompt group of each row")
+        require_same_shape(lengths=lengths, group_index=group_index)
+        row_group_tokens, group_tokens = sum_by_index(trained, group_index)
+        per_row = row_group_tokens * (float((group_tokens > 0).sum()) if groups is None else groups)
+    # A row without trained tokens has nothing to divide; 1 keeps its zero a zero.
+    return torch.where(per_row > 0, per_row, torch.ones_like(per_row))
+
+
+def aggregate(
+    token_losses: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], denominators: Float[Tensor, "B"]
+) -> Float[Tensor, ""]:
+    """L = Σ_i Σ_t m_it·ℓ_it / D_i, a scalar in at least float32.
+
+    `denominators` are the rows' entries of `step_denominators`. Adding the results of all micro-batches
+    gives the loss of the step; an all-masked batch gives a 0 that is connected to the graph, with zero
+    gradients. Under a back end that averages gradients over ranks, multiply by the world size."""
+    require_same_shape(token_losses=token_losses, mask=mask)
+    require_bool(mask)
+    if denominators.shape != token_losses.shape[:1]:
+        raise ValueError(
+            f"denominators has shape {tuple(denominators.shape)}; "
+            f"pass one per row, {tuple(token_losses.shape[:1])}"
+        )
+    rows = working(zero_where_masked(mask, token_losses)).sum(dim=-1)
+    return (rows / denominators.to(rows.dtype)).sum()
+
+
+def merge_metrics(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Metrics of a step from those of its micro-batches: means weighted by their `tokens`, `_max` as maximum.
+
+    Summing or averaging the parts is the known fault (accuracies above 1 under accumulation); every metrics
+    dictionary of this layer therefore carries the count of what it averaged over.
+    """
+    if not parts:
+        return {}
+    tokens = torch.stack([part["tokens"] for part in parts])
+    merged = {"tokens": tokens.sum()}
+    for name in parts[0]:
+        values = torch.stack([part[name] for part in parts])
+        if name.endswith("_max"):
+            merged[name] = values.max()
+        elif name != "tokens":
+            merged[name] = (values * tokens).sum() / tokens.sum().clamp(min=1)
+    return merged
