@@ -185,17 +185,25 @@ def micro_batches(samples: Sequence[TrainingSample], token_budget: int) -> list[
 def _chunks(
     samples: Sequence[TrainingSample], members: Sequence[int], budget: int
 ) -> list[tuple[list[int], int]]:
-    """Cut one group into chunks whose tries hold at most `budget` nodes (one sample at least)."""
+    """Cut one group into chunks whose tries hold at most `budget` nodes (one trajectory at least).
+
+    The samples of a split trajectory stay in one chunk: ratios and lengths are taken over all of them.
+    """
+    trajectories: dict[str, list[int]] = {}
+    for i in members:
+        trajectories.setdefault(samples[i].trajectory_id, []).append(i)
     chunks: list[tuple[list[int], int]] = []
     chunk: list[int] = []
     trie = _Trie()
-    for i in members:
+    for part in trajectories.values():
         size = len(trie.tokens)
-        trie.insert(samples[i].token_ids)
+        for i in part:
+            trie.insert(samples[i].token_ids)
         if chunk and len(trie.tokens) > budget:
             chunks.append((chunk, size))
             chunk, trie = [], _Trie()
-            trie.insert(samples[i].token_ids)
-        chunk.append(i)
+            for i in part:
+                trie.insert(samples[i].token_ids)
+        chunk = chunk + part
     chunks.append((chunk, len(trie.tokens)))
     return chunks

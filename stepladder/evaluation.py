@@ -1,0 +1,194 @@
+"""Held-out evaluation: the same rollout as in training, other tasks, other temperature, intervals."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepladder.data.chat import Renderer
+from stepladder.engines.engine import Engine
+from stepladder.environments.environment import Environment, World
+from stepladder.errors import ConfigError
+from stepladder.rollout import Limits, Scorer, rollout
+from stepladder.types import Message, Reset, Step, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Success on `n` tasks. Failed episodes were retried once, then count as unsolved and are counted.
+
+    `interval` is the 95 % Wilson score interval of the success rate.
+    """
+
+    n: int
+    solved: int
+    interval: tuple[float, float]
+    tool_rate: float
+    mean_tokens: float
+    failed: int
+    truncated: int
+    by_domain: dict[str, tuple[int, int]]  # domain: (solved, n)
+    seconds: float
+    temperature: float
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def success(self) -> float:
+        return self.solved / self.n
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a proportion (Wilson 1927); z=1.96 gives 95 %.
+
+    >>> low, high = wilson_interval(5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.0215, 0.1118)
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"need 0 <= successes <= n and n >= 1; got {successes} of {n}")
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def solved(trajectory: Trajectory) -> bool:
+    """Did the episode succeed? By `info["success"]`, the reward part "correct", or a score of 1 or more."""
+    if trajectory.failure is not None:
+        return False
+    if "success" in trajectory.info:
+        return bool(trajectory.info["success"])
+    correct = trajectory.score.parts.get("correct")
+    if correct is not None:
+        return correct >= 1.0
+    return trajectory.score.value is not None and trajectory.score.value >= 1.0
+
+
+def held_out(world: World, split: str, n: int) -> list[Task]:
+    """The first `n` tasks of a split. Raises ConfigError where there are fewer."""
+    splits = list(world.splits())
+    if split not in splits:
+        raise ConfigError(f"the world has no split {split!r}; it has {', '.join(splits)}")
+    count = world.count(split)
+    if count < n:
+        raise ConfigError(f"the split {split!r} has {count} tasks, {n} were asked for; try tasks = {count}")
+    return [world.get(split, i) for i in range(n)]
+
+
+async def evaluate(
+    engine: Engine,
+    renderer: Renderer,
+    world: World,
+    tasks: Sequence[Task],
+    *,
+    temperature: float,
+    limits: Limits,
+    seed: int,
+    scorer: Scorer | None = None,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> Evaluation:
+    """Play every task once and count. Every task stays in the denominator, whatever happened to it."""
+    started = time.monotonic()
+
+    async def play(pending: Sequence[Task], attempt: int) -> list[Trajectory]:
+        groups = await rollout(
+            engine,
+            renderer,
+            world,
+            [(f"eval-{attempt}-{task.id}", task) for task in pending],
+            group_size=1,
+            temperature=temperature,
+            limits=limits,
+            seed=seed,
+            scorer=scorer,
+            on_trajectory=on_trajectory,
+        )
+        return [group.trajectories[0] for group in groups]
+
+    played = await play(tasks, 0)
+    again = [i for i, t in enumerate(played) if t.failure is not None]
+    if again:
+        for i, trajectory in zip(again, await play([tasks[i] for i in again], 1)):
+            played[i] = trajectory
+    return summarise(played, temperature, time.monotonic() - started)
+
+
+def summarise(played: Sequence[Trajectory], temperature: float, seconds: float) -> Evaluation:
+    """Counts over finished trajectories."""
+    if not played:
+        raise ConfigError("an evaluation needs at least one task; got none")
+    by_domain: dict[str, tuple[int, int]] = {}
+    for t in played:
+        right, n = by_domain.get(t.task.domain, (0, 0))
+        by_domain[t.task.domain] = (right + solved(t), n + 1)
+    total = sum(solved(t) for t in played)
+    return Evaluation(
+        n=len(played),
+        solved=total,
+        interval=wilson_interval(total, len(played)),
+        tool_rate=sum(used_tool(t) for t in played) / len(played),
+        mean_tokens=sum(t.num_sampled_tokens for t in played) / len(played),
+        failed=sum(t.failure is not None for t in played),
+        truncated=sum(t.truncated for t in played),
+        by_domain=dict(sorted(by_domain.items())),
+        seconds=seconds,
+        temperature=temperature,
+        trajectories=tuple(played),
+    )
+
+
+def used_tool(trajectory: Trajectory) -> bool:
+    """At least one tool call that could be read; a malformed one does not count."""
+    return any(
+        call.error is None for m in trajectory.messages if m.role == "assistant" for call in m.tool_calls
+    )
+
+
+class WithExamples:
+    """A world whose every prompt is preceded by worked examples: is training needed at all?"""
+
+    def __init__(self, world: World, examples: Sequence[Sequence[Message]]) -> None:
+        self.world = world
+        self.examples = [m for example in examples for m in example if m.role != "system"]
+        self.inline = getattr(world, "inline", False)
+
+    def splits(self) -> Sequence[str]:
+        return self.world.splits()
+
+    def count(self, split: str) -> int:
+        return self.world.count(split)
+
+    def get(self, split: str, index: int) -> Task:
+        return self.world.get(split, index)
+
+    def setup(self) -> Any:
+        return self.world.setup()
+
+    def teardown(self) -> Any:
+        return self.world.teardown()
+
+    def make(self) -> Environment:
+        return _ExampleEnvironment(self.world.make(), self.examples)
+
+
+class _ExampleEnvironment:
+    def __init__(self, environment: Environment, examples: list[Message]) -> None:
+        self.environment, self.examples = environment, examples
+
+    async def reset(self, task: Task, *, seed: int) -> Reset:
+        import inspect
+
+        result = self.environment.reset(task, seed=seed)
+        reset: Reset = await result if inspect.isawaitable(result) else result
+        head = [m for m in reset.messages[:1] if m.role == "system"]
+        rest = reset.messages[len(head) :]
+        return replace(reset, messages=(*head, *self.examples, *rest))
+
+    def step(self, message: Message) -> Step:
+        return self.environment.step(message)  # type: ignore[return-value]
+
+    def close(self) -> Any:
+        return self.environment.close()

@@ -1,0 +1,287 @@
+"""The agent loop: a policy acts in an environment until the episode ends, and the record is data.
+
+    reset -> prompt ids -> engine -> message -> step -> observation -> prompt ids -> ...
+
+A failure of the world (a crashed sandbox, a deadline) ends its own episode and is recorded with its
+boundary; it never counts as reward 0. A programming error ends the run at once with its traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepladder.data.chat import Conversation, Renderer
+from stepladder.deadlines import PROGRAMMING_ERRORS, DeadlinePassed, call_bounded
+from stepladder.engines.engine import Engine, Session
+from stepladder.environments.environment import Environment, World
+from stepladder.errors import BoundaryError, EngineError, RewardError, StepladderError
+from stepladder.types import (
+    Failure,
+    Group,
+    Message,
+    Reset,
+    Sampling,
+    Score,
+    Step,
+    StopReason,
+    Task,
+    Trajectory,
+)
+
+Scorer = Callable[[Group], Awaitable[Group]]
+Progress = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an episode may cost: turns, tokens a turn, tokens in all, seconds a call of the environment."""
+
+    max_turns: int = 8
+    max_tokens: int = 256
+    max_context: int = 2048
+    max_observation_tokens: int = 512
+    deadline: float = 60.0
+    concurrency: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One episode to be played: which task, which sibling, with which sampling seed."""
+
+    group_id: str
+    index: int
+    task: Task
+    seed: int
+    temperature: float
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed of 63 bits from anything printable: the same parts give the same seed on every machine.
+
+    >>> derive_seed(0, "a") == derive_seed(0, "a"), derive_seed(0, "a") == derive_seed(0, "b")
+    (True, False)
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+async def rollout(
+    engine: Engine,
+    renderer: Renderer,
+    world: World,
+    tasks: Sequence[tuple[str, Task]],
+    *,
+    group_size: int,
+    temperature: float,
+    limits: Limits,
+    seed: int,
+    scorer: Scorer | None = None,
+    on_trajectory: Progress | None = None,
+) -> list[Group]:
+    """Play `group_size` episodes of every (group id, task); siblings differ in their sampling seed only.
+
+    Returns one group a task, in order; failed episodes are in it, with `failure` set.
+    """
+    requests = [
+        Request(group_id, i, task, derive_seed(seed, group_id, i), temperature)
+        for group_id, task in tasks
+        for i in range(group_size)
+    ]
+    played: list[Trajectory] = []
+    for start in range(0, len(requests), limits.concurrency):
+        wave = requests[start : start + limits.concurrency]
+        # Every session of a wave is open before the first token: what an exact engine waits for.
+        sessions = [engine.session(f"{start + k:08d}") for k in range(len(wave))]
+        jobs = [
+            asyncio.ensure_future(_play(session, renderer, world, request, limits, on_trajectory))
+            for session, request in zip(sessions, wave)
+        ]
+        try:
+            played += await asyncio.gather(*jobs)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+    groups = []
+    for k, (group_id, task) in enumerate(tasks):
+        group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
+        groups.append(await _scored(group, scorer))
+    return groups
+
+
+async def _play(
+    session: Session,
+    renderer: Renderer,
+    world: World,
+    request: Request,
+    limits: Limits,
+    on_trajectory: Progress | None,
+) -> Trajectory:
+    with session:
+        trajectory = await Episode(session, renderer, world, request, limits).play()
+    if on_trajectory is not None:
+        on_trajectory(trajectory)
+    return trajectory
+
+
+class Episode:
+    """The state of one episode while it is played."""
+
+    def __init__(
+        self, session: Session, renderer: Renderer, world: World, request: Request, limits: Limits
+    ) -> None:
+        self.session, self.renderer, self.world = session, renderer, world
+        self.request, self.limits = request, limits
+        self.conversation: Conversation | None = None
+        self.rewards: list[float | None] = []
+        self.parts: dict[str, float | None] = {}
+        self.info: dict[str, Any] = {}
+
+    async def play(self) -> Trajectory:
+        """From reset to the record. Only programming errors and cancellation leave this function."""
+        started = time.monotonic()
+        failure: Failure | None = None
+        stop: StopReason = "failed"
+        environment: Environment | None = None
+        try:
+            environment = self.world.make()
+            stop = await self._loop(environment)
+        except BoundaryError as error:
+            failure = Failure(_boundary(error), type(error).__name__, str(error))
+        finally:
+            if environment is not None:
+                closing = await self._close(environment)
+                failure = failure or closing
+        if failure is not None:
+            stop = "failed"
+        return self._record(stop, failure, time.monotonic() - started)
+
+    async def _loop(self, environment: Environment) -> StopReason:
+        reset: Reset = await self._call(
+            "reset", environment.reset, self.request.task, seed=self.request.task.seed
+        )
+        self.info.update(reset.info)
+        conversation = self.renderer.start(reset.messages, reset.tools)
+        self.conversation = conversation
+        for turn in range(self.limits.max_turns):
+            room = self.limits.max_context - len(conversation.prompt_ids)
+            if room < 1:
+                return "context"
+            sampling = Sampling(
+                temperature=self.request.temperature,
+                max_tokens=min(self.limits.max_tokens, room),
+                stop_token_ids=tuple(sorted(self.renderer.stop_token_ids)),
+                seed=derive_seed(self.request.seed, turn),
+            )
+            generation = await self.session.generate(conversation.prompt_ids, sampling)
+            message = conversation.add_turn(generation, sampling)
+            if generation.finish_reason == "length":
+                # The message is not whole: nothing of it is executed or graded.
+                self.rewards.append(0.0)
+                return "context" if sampling.max_tokens < self.limits.max_tokens else "length"
+            step: Step = await self._call("step", environment.step, message)
+            self._take(step)
+            if step.terminated:
+                return "terminated"
+            if step.truncated:
+                return "truncated"
+            if not step.messages:
+                raise TypeError(
+                    f"step() of {type(environment).__name__} gave no message and no end; return a message "
+                    "for the model, or terminated=True"
+                )
+            if turn + 1 < self.limits.max_turns:
+                conversation.add_messages([self._cut(m) for m in step.messages])
+        return "max_turns"
+
+    async def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One call of the environment, with its deadline; what it raises is filed under its boundary."""
+        from stepladder.errors import EnvironmentFault
+
+        where = f"{name}() of {type(method.__self__).__name__}"  # type: ignore[attr-defined]
+        inline = bool(getattr(self.world, "inline", False))
+        try:
+            return await call_bounded(method, args, kwargs, deadline=self.limits.deadline, inline=inline)
+        except DeadlinePassed as error:
+            raise EnvironmentFault(f"{where} took longer than {error.seconds:g} s") from error
+        except (StepladderError, *PROGRAMMING_ERRORS):
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{where} raised {type(error).__name__}: {error}") from error
+
+    async def _close(self, environment: Environment) -> Failure | None:
+        try:
+            await self._call("close", environment.close)
+        except BoundaryError as error:
+            return Failure("environment", type(error).__name__, str(error))
+        return None
+
+    def _take(self, step: Step) -> None:
+        self.rewards.append(step.reward)
+        for name, value in step.rewards.items():
+            before = self.parts.get(name, 0.0)
+            self.parts[name] = None if value is None or before is None else before + value
+        self.info.update(step.info)
+
+    def _cut(self, message: Message) -> Message:
+        """An observation of at most `max_observation_tokens`, with a visible mark where it was cut."""
+        if not isinstance(message.content, str):
+            return message
+        text = message.content
+        budget = self.limits.max_observation_tokens
+        if len(text) <= budget:  # a token is at least one character here, so it fits
+            return message
+        kept, total = self.renderer.cut(text, budget)
+        if kept == text:
+            return message
+        self.info["observations_cut"] = self.info.get("observations_cut", 0) + 1
+        return replace(message, content=f"{kept}\n... [cut: the first {budget} of {total} tokens]")
+
+    def _record(self, stop: StopReason, failure: Failure | None, seconds: float) -> Trajectory:
+        request, conversation = self.request, self.conversation
+        identity = f"{request.group_id}/{request.index}"
+        unscored = failure is not None or any(r is None for r in self.rewards)
+        value = None if unscored else float(sum(r for r in self.rewards if r is not None))
+        return Trajectory(
+            id=identity,
+            group_id=request.group_id,
+            task=request.task,
+            turns=conversation.turns if conversation else (),
+            messages=tuple(conversation.messages) if conversation else (),
+            rewards=tuple(self.rewards),
+            score=Score(value, dict(self.parts)),
+            stop_reason=stop,
+            failure=failure,
+            seconds=seconds,
+            samples=conversation.samples(identity, request.group_id) if conversation else (),
+            info=dict(self.info),
+        )
+
+
+async def _scored(group: Group, scorer: Scorer | None) -> Group:
+    """The finished group as the recipe's own rewards see it; a scorer that fails leaves it unscored."""
+    if scorer is None:
+        return group
+    try:
+        return await scorer(group)
+    except RewardError as error:
+        failure = Failure("reward", type(error).__name__, str(error))
+        return replace(
+            group,
+            trajectories=tuple(
+                replace(t, score=Score(None, t.score.parts), failure=t.failure or failure)
+                for t in group.trajectories
+            ),
+        )
+
+
+def _boundary(error: BoundaryError) -> Any:
+    if isinstance(error, EngineError):
+        return "engine"
+    return error.boundary if error.boundary != "unknown" else "environment"

@@ -1,0 +1,1 @@
+"""The training loops: each reads top to bottom."""

@@ -1,0 +1,143 @@
+"""Everything a run needs, built from a recipe: world first, so that a wrong setting costs no model load."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepladder.config import Recipe
+from stepladder.data.chat import Renderer
+from stepladder.engines.local import LocalEngine
+from stepladder.environments.environment import World, load_world
+from stepladder.policies.policy import Policy
+from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
+from stepladder.policies.tiny import tiny_model
+from stepladder.rewards.reward import load_rewards, score_group
+from stepladder.rollout import Limits, Scorer
+from stepladder.types import Group
+
+
+@dataclass(slots=True)
+class Workbench:
+    """The parts of a run. `runner` owns the one event loop that every rollout of the run uses."""
+
+    recipe: Recipe
+    world: World
+    policy: Policy
+    renderer: Renderer
+    engine: LocalEngine
+    limits: Limits
+    scorer: Scorer | None
+    runner: asyncio.Runner
+
+    def close(self) -> None:
+        """End the compute thread, the world and the event loop."""
+        self.runner.run(self.engine.close())
+        self.runner.run(_maybe(self.world.teardown))
+        self.runner.close()
+
+
+def prepare(recipe: Recipe) -> Workbench:
+    """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
+    set_threads(recipe.run.threads)
+    if recipe.run.exact:
+        torch.use_deterministic_algorithms(True)
+    world = load_world(recipe.environment.name, **recipe.environment.options)
+    runner = asyncio.Runner()
+    runner.run(_maybe(world.setup))
+    scorer = _scorer(recipe)
+    policy = build_policy(recipe)
+    if recipe.model.lora is not None:
+        policy = _with_lora(policy, recipe)
+    elif not recipe.model.train_embeddings:
+        policy.freeze_embeddings()
+    renderer = make_renderer(policy)
+    limits = limits_of(recipe)
+    engine = LocalEngine(
+        policy.model,
+        max_context=limits.max_context,
+        exact=recipe.run.exact,
+        pad_token_id=policy.tokenizer.pad_token_id or 0,
+    )
+    return Workbench(recipe, world, policy, renderer, engine, limits, scorer, runner)
+
+
+def limits_of(recipe: Recipe) -> Limits:
+    r = recipe.rollout
+    return Limits(
+        max_turns=r.max_turns,
+        max_tokens=r.max_tokens,
+        max_context=r.max_context,
+        max_observation_tokens=r.max_observation_tokens,
+        deadline=r.deadline,
+        concurrency=r.concurrency,
+    )
+
+
+def set_threads(threads: int) -> None:
+    """Torch threads: as asked, or one a core this process may use."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(threads or available)
+
+
+def build_policy(recipe: Recipe) -> Policy:
+    """The model of the recipe, from scratch or pretrained, with its tokenizer."""
+    m = recipe.model
+    device = pick_device(m.device)
+    if m.name == "tiny":
+        from stepladder.data.tiny_tokenizer import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer(*m.options.get("symbols", ()))
+        sizes = {k: v for k, v in m.options.items() if k != "symbols"}
+        model = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes).to(
+            device=device, dtype=pick_dtype("float32" if m.dtype == "auto" else m.dtype, device)
+        )
+    else:
+        model, tokenizer = load_model(m.name, dtype=m.dtype, device=m.device)
+    return Policy(model, tokenizer)
+
+
+def make_renderer(policy: Policy) -> Renderer:
+    """The tokenizer's chat template with the model's own end-of-turn ids."""
+    generation = getattr(policy.lm, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    extra = [eos] if isinstance(eos, int) else list(eos or [])
+    return Renderer(policy.tokenizer, extra_stop_ids=extra)
+
+
+def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
+    from peft import LoraConfig, get_peft_model
+
+    lora = recipe.model.lora
+    assert lora is not None
+    torch.manual_seed(recipe.run.seed)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    return Policy(get_peft_model(policy.lm, config), policy.tokenizer)
+
+
+def _scorer(recipe: Recipe) -> Scorer | None:
+    if not recipe.environment.rewards:
+        return None
+    rewards = load_rewards(recipe.environment.rewards)
+
+    async def score(group: Group) -> Group:
+        return await score_group(group, rewards)
+
+    return score
+
+
+async def _maybe(function: Any) -> None:
+    result = function()
+    if inspect.isawaitable(result):
+        await result
