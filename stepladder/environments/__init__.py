@@ -1,0 +1,1 @@
+"""Environments: what an agent acts in. No torch, no tokens: messages in, messages and rewards out."""

@@ -1,0 +1,268 @@
+"""The two protocols, and the door through which anyone's code comes in.
+
+`as_world` takes a World, an Environment class, or a newcomer's plain class, and gives a `CheckedWorld`:
+always async, every answer coerced and checked, every phase under a deadline. The rollout loop, evaluation
+and `check_environment` speak to nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from stepladder.boundary import shown, to_messages, to_number, to_task
+from stepladder.deadlines import guarded
+from stepladder.environments.plain import PlainWorld, TaskTable
+from stepladder.errors import ConfigError, DataError, nearest
+from stepladder.plugins import load_object
+from stepladder.types import Message, Reset, Step, Task, Tool
+
+BUNDLED = {
+    "calculator": "stepladder.environments.calculator:CalculatorWorld",
+    "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
+}
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode. Methods may be plain or async. Plain ones run in a thread; set `inline = True` on a class
+    whose methods are fast and never wait: they are then called directly, with no deadline."""
+
+    def reset(self, task: Task, *, seed: int) -> Reset | Awaitable[Reset]:
+        """Begin. The same task and seed give the same observations, whatever other instances do."""
+        ...
+
+    def step(self, message: Message) -> Step | Awaitable[Step]:
+        """Answer one whole assistant message: its text and its parsed tool calls, malformed ones included."""
+        ...
+
+    def close(self) -> Awaitable[None] | None:
+        """Release what the episode held; calling it twice is fine."""
+        ...
+
+
+@runtime_checkable
+class World(Protocol):
+    """What many episodes share: tasks by (split, index), set-up and tear-down, and new environments."""
+
+    def splits(self) -> Sequence[str]: ...
+
+    def count(self, split: str) -> int: ...
+
+    def get(self, split: str, i: int) -> Task: ...
+
+    def setup(self) -> Awaitable[None] | None: ...
+
+    def teardown(self) -> Awaitable[None] | None: ...
+
+    def make(self) -> Environment: ...
+
+
+def as_world(target: Any, *, deadline: float = 60.0, **options: Any) -> CheckedWorld:
+    """Any environment as a world.
+
+    target: a World (instance or class); an Environment class; or a plain class with methods marked @tool
+    and, where it needs them, `reset(self, task)`, `reward(self, answer)` and `tasks(split)`. deadline:
+    seconds for each phase of an episode (tools have their own). options: `tasks=` (a list, or a dict of
+    split to list) for a class without tasks of its own; the rest goes to the constructor.
+
+    Raises ConfigError where `target` is none of these, or an option is unknown.
+    """
+    if isinstance(target, CheckedWorld):
+        _no_options(target, options)
+        return target
+    if isinstance(target, (str, bytes)):
+        raise ConfigError(f"as_world takes an object; for the name {target!r} write load_world({target!r})")
+    if _has(target, "splits", "count", "get", "make"):
+        if isinstance(target, type):
+            _known_options(target, options, extra=())
+            return CheckedWorld(target(**options), deadline)
+        _no_options(target, options)
+        return CheckedWorld(target, deadline)
+    if not isinstance(target, type):
+        raise ConfigError(
+            f"{shown(target)} is no world; give the class ({type(target).__name__}) itself, of which one "
+            "object is made for each episode, or an object with splits, count, get and make"
+        )
+    tasks = options.pop("tasks", None)
+    if _has(target, "reset", "step"):
+        _known_options(target, options)
+        return CheckedWorld(_ClassWorld(target, tasks, options), deadline)
+    tool_options = {key: options.pop(key) for key in PlainWorld.TOOL_OPTIONS if key in options}
+    _known_options(target, options, extra=("tasks", *PlainWorld.TOOL_OPTIONS))
+    return CheckedWorld(PlainWorld(target, tasks, options, deadline=deadline, **tool_options), deadline)
+
+
+def load_world(name: str, **options: Any) -> CheckedWorld:
+    """A bundled world ("calculator"), or one by import path: "package.module:Name", "path/to/file.py:Name".
+
+    The code of a path runs because the caller named it. Raises ConfigError with the nearest name.
+    """
+    if ":" not in name:
+        if name not in BUNDLED:
+            raise ConfigError(
+                f"there is no environment {name!r}.{nearest(name, BUNDLED)} There are: {', '.join(BUNDLED)}; "
+                "for your own write 'package.module:Name' or 'path/to/file.py:Name'"
+            )
+        name = BUNDLED[name]
+    return as_world(load_object(name, what="environment"), **options)
+
+
+class CheckedWorld:
+    """A world whose answers are checked. `name` is that of the user's class; `inner` the user's world."""
+
+    def __init__(self, inner: Any, deadline: float = 60.0) -> None:
+        self.inner = inner
+        self.deadline = deadline
+        self.name = str(getattr(inner, "name", None) or type(inner).__name__)
+        self._inline = bool(getattr(inner, "inline", False))
+
+    def splits(self) -> tuple[str, ...]:
+        splits = self.inner.splits()
+        if isinstance(splits, str) or not all(isinstance(split, str) for split in splits):
+            raise TypeError(
+                f"splits() of {self.name} returned {shown(splits)}; return names such as ['train', 'test']"
+            )
+        return tuple(splits)
+
+    def count(self, split: str) -> int:
+        if split not in self.splits():
+            splits = self.splits()
+            has = ", ".join(splits) or "none"
+            raise ConfigError(f"{self.name} has no split {split!r}.{nearest(split, splits)} It has: {has}")
+        count = self.inner.count(split)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise TypeError(
+                f"count({split!r}) of {self.name} returned {shown(count)}; return a number of tasks"
+            )
+        return count
+
+    def get(self, split: str, i: int) -> Task:
+        """Task `i` of a split; raises DataError where there is none."""
+        count = self.count(split)
+        if not 0 <= i < count:
+            raise DataError(f"{self.name} has {count} tasks in split {split!r}; task {i} was asked for")
+        return to_task(self.inner.get(split, i), split=split, index=i, where=f"get() of {self.name}")
+
+    async def setup(self) -> None:
+        await self._optional("setup")
+
+    async def teardown(self) -> None:
+        await self._optional("teardown")
+
+    async def _optional(self, phase: str) -> None:
+        method = getattr(self.inner, phase, None)
+        if method is not None:
+            await guarded(
+                method, (), {}, f"{phase}() of {self.name}", deadline=self.deadline * 10, inline=self._inline
+            )
+
+    def make(self) -> CheckedEnvironment:
+        """A new environment for one episode."""
+        return CheckedEnvironment(self.inner.make(), self.name, self.deadline)
+
+    def __getattr__(self, name: str) -> Any:
+        # What only this world has (demonstrations, tools, ...) stays reachable.
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class CheckedEnvironment:
+    """An environment whose methods are async, bounded in time, and answer in our nouns or raise.
+
+    A failure of foreign code is an EnvironmentFault (RewardError for the reward); a wrong type a TypeError.
+    """
+
+    def __init__(self, inner: Any, name: str, deadline: float) -> None:
+        self.inner = inner
+        self.name = name
+        self._deadline = deadline
+        self._inline = bool(getattr(inner, "inline", False))
+
+    async def reset(self, task: Task, *, seed: int) -> Reset:
+        where = f"reset() of {self.name}"
+        return _checked_reset(await self._call(self.inner.reset, where, task, seed=seed), where)
+
+    async def step(self, message: Message) -> Step:
+        where = f"step() of {self.name}"
+        return _checked_step(await self._call(self.inner.step, where, message), where)
+
+    async def close(self) -> None:
+        close = getattr(self.inner, "close", None)
+        if close is not None:
+            await self._call(close, f"close() of {self.name}")
+
+    async def _call(self, method: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
+        return await guarded(method, args, kwargs, where, deadline=self._deadline, inline=self._inline)
+
+
+def _checked_reset(value: Any, where: str) -> Reset:
+    if not isinstance(value, Reset):
+        value = Reset(to_messages(value, where=where))
+    messages = to_messages(value.messages, where=where)
+    if not messages or messages[-1].role not in ("user", "tool"):
+        last = f"the last one is from {messages[-1].role!r}" if messages else "there are none"
+        raise TypeError(f"{where} must give messages that end with one from 'user' or 'tool'; {last}")
+    for tool in value.tools:
+        if not isinstance(tool, Tool):
+            raise TypeError(f"{where} gave {shown(tool)} as a tool; make one with tool_from_function(f)")
+    return Reset(messages, tuple(value.tools), value.info)
+
+
+def _checked_step(value: Any, where: str) -> Step:
+    if not isinstance(value, Step):
+        raise TypeError(
+            f"{where} returned {shown(value)}; return a Step, such as Step(reward=1.0, terminated=True)"
+        )
+    messages = (
+        value.messages if value.messages == () else to_messages(value.messages, where=where, role="tool")
+    )
+    if any(message.role == "assistant" for message in messages):
+        raise TypeError(f"{where} gave an assistant message; only the policy speaks as the assistant")
+    for flag in ("terminated", "truncated"):
+        if not isinstance(getattr(value, flag), bool):
+            raise TypeError(f"{where}: {flag} is {shown(getattr(value, flag))}; give True or False")
+    rewards = {
+        key: to_number(part, where=f"{where}, rewards[{key!r}],") for key, part in value.rewards.items()
+    }
+    return Step(
+        messages, to_number(value.reward, where=where), value.terminated, value.truncated, rewards, value.info
+    )
+
+
+class _ClassWorld(TaskTable):
+    """An Environment class as a world by itself."""
+
+    def __init__(self, cls: type, tasks: Any, options: Mapping[str, Any]) -> None:
+        super().__init__(cls, tasks)
+        self._options = dict(options)
+
+    def make(self) -> Any:
+        return self.cls(**self._options)
+
+
+def _has(target: Any, *names: str) -> bool:
+    return all(callable(getattr(target, name, None)) for name in names)
+
+
+def _no_options(target: Any, options: Mapping[str, Any]) -> None:
+    if options:
+        raise ConfigError(
+            f"options {sorted(options)} were given for {shown(target)}, which is already made; give its class"
+        )
+
+
+def _known_options(cls: type, options: Mapping[str, Any], extra: Sequence[str] = ("tasks",)) -> None:
+    if not options:
+        return
+    parameters = list(inspect.signature(cls).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [*(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY), *extra, "deadline"]
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"{cls.__name__} has no option {name!r}.{nearest(name, known)} It has: {', '.join(known)}"
+            )

@@ -1,0 +1,182 @@
+"""Families of word problems, as a table. Each draws its own numbers; what is asked is in the template.
+
+Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones; {a*b} style entries are
+computed from them. `name`, `things`, `others` are words.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepladder.environments.arithmetic import evaluate, shown
+
+# (question, the expression that a calculator should be given or None, the answer)
+Problem = tuple[str, str | None, str]
+
+# fmt: off
+_NAMES = (
+    "Ana", "Bo", "Chen", "Dora", "Eli", "Fay", "Gita", "Hugo", "Ines", "Jon",
+    "Kim", "Leo", "Maya", "Nils", "Olga", "Paul", "Rita", "Sami", "Tess", "Vera",
+)
+_THINGS = (
+    "plums", "pencils", "maps", "tiles", "buttons", "ribbons",
+    "tickets", "seeds", "candles", "keys", "bricks", "magnets",
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of problem. `demonstrated`: shown in the warm start; the others only reward can teach."""
+
+    name: str
+    generate: Callable[[random.Random], Problem]
+    demonstrated: bool = False
+
+
+def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[random.Random], Problem]:
+    """A generator from templates that share one expression; `tool=False`: answered without the tool."""
+    letters = sorted(set(re.findall(r"[a-dp-r]", expression + "".join(_slots(templates)))))
+
+    def generate(rng: random.Random) -> Problem:
+        numbers = {
+            letter: rng.randint(12, 99) if letter < "p" else rng.randint(101, 899) for letter in letters
+        }
+        name = rng.choice(_NAMES)
+        things, others = rng.sample(_THINGS, 2)
+        words = {"name": name, "things": things, "others": others}
+
+        def fill(match: re.Match[str]) -> str:
+            slot = match[1]
+            return words[slot] if slot in words else shown(evaluate(_with_numbers(slot, numbers)))
+
+        question = re.sub(r"\{([^}]*)\}", fill, rng.choice(templates))
+        filled = re.sub(r"\{([^}]*)\}", fill, expression)
+        return question, filled if tool else None, shown(evaluate(filled))
+
+    return generate
+
+
+def _slots(templates: tuple[str, ...]) -> list[str]:
+    slots = re.findall(r"\{([^}]*)\}", "".join(templates))
+    return [slot for slot in slots if slot not in ("name", "things", "others")]
+
+
+def _with_numbers(slot: str, numbers: dict[str, int]) -> str:
+    return re.sub(r"[a-dp-r]", lambda match: str(numbers[match[0]]), slot)
+
+
+def _compare(rng: random.Random) -> Problem:
+    big, small = rng.randint(12, 99) * 10, rng.randint(12, 99)
+    name = rng.choice(_NAMES)
+    things, others = rng.sample(_THINGS, 2)
+    answer = rng.choice(("yes", "no"))
+    first, second = (big, small) if answer == "yes" else (small, big)
+    question = (
+        f"{name} counts {first} {things} and {second} {others}. "
+        f"Are there more {things} than {others}? Answer yes or no."
+    )
+    return question, None, answer
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "add",
+        worded(
+            "{p}+{a}",
+            "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?",
+            "A box holds {p} {things}. {name} puts in {a} more. How many {things} are in the box?",
+        ),
+        demonstrated=True,
+    ),
+    Family(
+        "subtract",
+        worded(
+            "{p}-{a}",
+            "{name} had {p} {things} and gave away {a}. How many {things} are left?",
+            "Of {p} {things} on a shelf, {name} takes {a}. How many {things} stay on the shelf?",
+        ),
+        demonstrated=True,
+    ),
+    Family(
+        "multiply",
+        worded(
+            "{a}*{b}",
+            "{name} fills {a} bags with {b} {things} each. How many {things} are there in all?",
+            "There are {a} rows of {b} {things}. How many {things} are there?",
+        ),
+        demonstrated=True,
+    ),
+    Family(
+        "divide",
+        worded(
+            "{a*b}/{b}",
+            "{name} shares {a*b} {things} equally among {b} friends. How many {things} does each friend get?",
+            "{a*b} {things} are packed in boxes of {b}. How many boxes are needed?",
+        ),
+    ),
+    Family(
+        "multiply_add",
+        worded(
+            "{a}*{b}+{c}",
+            "{name} buys {a} packs of {b} {things} and finds {c} more. How many {things} does {name} have?",
+        ),
+    ),
+    Family(
+        "add_subtract",
+        worded(
+            "{p}+{a}-{b}",
+            "{name} has {p} {things}, gets {a} more and then loses {b}. How many {things} are left?",
+        ),
+    ),
+    Family(
+        "change",
+        worded(
+            "{a*b+c}-{a}*{b}",
+            "{name} buys {a} {things} for {b} dollars each and pays with {a*b+c} dollars. "
+            "How many dollars does {name} get back?",
+        ),
+    ),
+    Family(
+        "two_products",
+        worded(
+            "{a}*{b}+{c}*{d}",
+            "A shop has {a} boxes of {b} {things} and {c} boxes of {d} {others}. How many items is that?",
+        ),
+    ),
+    Family(
+        "per_day",
+        worded(
+            "({a}+{b})*{c}",
+            "Each day {name} sells {a} {things} and {b} {others}. How many items is that in {c} days?",
+        ),
+    ),
+    Family(
+        "multiply_distracted",
+        worded(
+            "{a}*{b}",
+            "{name} is {c} years old and fills {a} jars with {b} {things} each. How many {things} is that?",
+        ),
+    ),
+    Family(
+        "subtract_distracted",
+        worded(
+            "{p}-{a}",
+            "A bus with {b} seats stops. {name} had {p} {things} and sold {a} of them. How many are left?",
+        ),
+    ),
+    Family(
+        "repeat",
+        worded(
+            "{a}",
+            "{name} is {a} years old and owns {p} {things}. How old is {name}?",
+            "{name} has {p} {things} and {a} {others}. How many {others} does {name} have?",
+            tool=False,
+        ),
+        demonstrated=True,
+    ),
+    Family("compare", _compare),
+)

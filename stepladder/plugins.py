@@ -1,0 +1,76 @@
+"""Objects by import path: "package.module:Name" or "path/to/file.py:Name".
+
+Loading runs that module's code; it happens only for a path that the user wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stepladder.errors import ConfigError, nearest
+
+
+def load_object(path: str, *, what: str = "object") -> Any:
+    """The object that `path` names. Raises ConfigError where the module or the name is not there.
+
+    An ImportError raised *inside* the module (a package it needs is missing) is passed on as it is.
+    """
+    module_path, colon, name = path.rpartition(":")
+    if not colon or not module_path or not name:
+        raise ConfigError(
+            f"{what} {path!r} is no import path; write 'package.module:Name' or 'path/to/file.py:Name'"
+        )
+    module = _load_file(module_path, what) if module_path.endswith(".py") else _load_module(module_path, what)
+    target: Any = module
+    for part in name.split("."):
+        if not hasattr(target, part):
+            public = [known for known in vars(target) if not known.startswith("_")]
+            hint = nearest(part, public)
+            raise ConfigError(f"{module_path} has no {part!r}.{hint or f' It has: {_listed(public)}.'}")
+        target = getattr(target, part)
+    return target
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing public"
+
+
+def _load_module(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only a missing part of the path itself is the user's typing error.
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"{what} module {name!r} was not found (no {error.name!r} on the import path); for a file "
+                f"write 'path/to/file.py:Name'"
+            ) from error
+        raise
+
+
+def _load_file(file: str, what: str) -> ModuleType:
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"{what} file {file!r} does not exist.{nearest(path.name, siblings)}")
+    # One module per file, under a name that cannot collide with an installed package.
+    name = f"stepladder_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{what} file {file!r} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before running it: dataclasses and type hints look modules up here
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
