@@ -1,0 +1,96 @@
+"""Conversations to imitate: the mask of supervised fine-tuning, by authorship.
+
+Each assistant turn is found as the difference between the template's text with and without it, so no
+{% generation %} marker is needed and a text that appears twice is no trap. Its terminator is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from stepladder.data.conversation import Conversation
+from stepladder.errors import DataError, TemplateError
+from stepladder.types import Message, Tool, TrainingSample
+
+if TYPE_CHECKING:
+    from stepladder.data.chat import Renderer
+
+Train: TypeAlias = Literal["assistant", "last_turn", "full"]
+
+
+def demonstrate(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    trajectory_id: str,
+    group_id: str = "",
+    train: Train = "assistant",
+) -> tuple[TrainingSample, ...]:
+    """Training samples of one demonstrated conversation; `behaviour_logprobs` are 0.0.
+
+    train="assistant": the mask is True on every assistant turn with its terminator. "last_turn": on the
+    last one only. "full": on every token but the first (plain language modelling). Where the template edits
+    history there are several samples, each assistant turn trained once, in the context it was written in.
+    Messages after the last assistant turn are left out. A template that drops reasoning and opens the
+    thinking block in its generation prompt (DeepSeek) gets the turn in the form it would be sampled in.
+
+    Raises `DataError` when there is no assistant turn to train on, `TemplateError` when the template cannot
+    render the conversation or an assistant turn cannot be told from what is around it.
+    """
+    turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if not turns or turns[0] == 0:
+        raise DataError(
+            f"a demonstration needs a user message followed by an assistant message; "
+            f"got the roles {[message.role for message in messages]}"
+        )
+    conversation = renderer.start(messages[: turns[0]], tools)
+    for place, index in enumerate(turns):
+        text, ids = _own_text(renderer, conversation, messages[index])
+        last = place == len(turns) - 1
+        conversation.add_own_text(text, ids, messages[index], trained=last or train != "last_turn")
+        following = messages[index + 1 : len(messages) if last else turns[place + 1]]
+        if not last:
+            if not following:
+                raise DataError(f"messages {index} and {index + 1} are both the assistant's; join them into one")
+            conversation.add_messages(following)
+    samples = conversation.samples(trajectory_id, group_id)
+    if train == "full":
+        return tuple(replace(s, mask=(False, *[True] * (len(s.token_ids) - 1))) for s in samples)
+    return samples
+
+
+def _own_text(renderer: Renderer, conversation: Conversation, message: Message) -> tuple[str, list[int]]:
+    """(text without the terminator, ids with it) of an assistant message after the current prompt."""
+    before, whole = conversation.rendered_with(message)
+    prefix = conversation.think_prefix
+    if whole.startswith(before):
+        own = whole[len(before) :]
+    elif prefix and whole.startswith(before.removesuffix(prefix)):
+        body = whole[len(before.removesuffix(prefix)) :].removeprefix("<think>").lstrip("\n")
+        own = body if "</think>" in prefix else _with_reasoning(renderer, message, body)
+    else:
+        raise TemplateError(
+            "the chat template renders an assistant message in a way its generation prompt does not begin: "
+            f"the prompt ends {before[-60:]!r}, the message gives {whole[-120:]!r}. "
+            "Use a template whose generation prompt is the start of an assistant message."
+        )
+    stop = renderer.stop_pattern.search(own)
+    if stop is not None:
+        text, terminator = own[: stop.start()], stop.group()
+    else:
+        text, terminator = own.removesuffix(renderer.end_text), renderer.terminator_after(message)
+    ids = renderer.control.encode(text + terminator, after=conversation.prompt_ids[-1])
+    return renderer.control.reveal(text), ids
+
+
+def _with_reasoning(renderer: Renderer, message: Message, body: str) -> str:
+    """The turn as it would be sampled after an opened thinking block."""
+    if "</think>" in body:
+        return body
+    parsed = renderer.tool_format.parse(message.text)
+    reasoning = message.reasoning if message.reasoning is not None else parsed.reasoning
+    shielded = renderer.control.shield(reasoning or "", structural=True)
+    return f"{shielded}\n</think>\n\n{body}"
+
