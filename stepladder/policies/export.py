@@ -41,7 +41,8 @@ def export_model(
     is_adapter = isinstance(model, PeftModel)
     if is_adapter and merged:
         # copy.deepcopy keeps every adapter type right (DoRA, saved modules) at the price of one more model.
-        model = copy.deepcopy(model).merge_and_unload()
+        merged_copy: Any = copy.deepcopy(model)
+        model = merged_copy.merge_and_unload()
         is_adapter = False
     with atomic_directory(path) as folder:
         _save_network(model, folder)
@@ -61,7 +62,7 @@ def _generation_config(model: Any, tokenizer: Any, stop_token_ids: Sequence[int]
     """End and pad ids only. Sampling defaults of the base model do not belong to the trained one."""
     from transformers import GenerationConfig
 
-    stops: list[int] = list(stop_token_ids)
+    stops: list[Any] = list(stop_token_ids)
     if not stops:
         own = getattr(model.generation_config, "eos_token_id", None)
         for found in (own, tokenizer.eos_token_id):

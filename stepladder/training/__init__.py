@@ -1,0 +1,1 @@
+"""L4: the loops that train, and the folder a run fills."""
