@@ -1,1 +1,1 @@
-"""The model being trained: loading, scoring tokens, optimiser state, checkpoints."""
+"""L2: the model being trained: loading it, tiny ones from scratch, checkpoints and exports."""

@@ -1,1 +1,1 @@
-"""The training loops: each reads top to bottom."""
+"""L4: the loops that train, and the folder a run fills."""

@@ -1,0 +1,234 @@
+"""The folder that a run fills, and that a killed run is continued from.
+
+    recipe.toml          the recipe with every default written out
+    environment.json     versions, machine, git commit
+    metrics.jsonl        one line per step
+    evaluations.jsonl    one line per evaluation
+    trajectories/        one line per trajectory
+    checkpoints/         see policies/checkpoint.py
+    final/               the trained model, a Hugging Face folder
+    report.html, summary.txt
+
+A line is in the file when `log` returns. Each checkpoint stores `cursor()`; on resume `cut_back` removes
+what was logged after it, so a resumed run's logs have every step once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from stepladder.errors import CheckpointError, ConfigError
+from stepladder.policies.atomic import write_file
+from stepladder.reports.run import EVALUATIONS, METRICS, RECIPE, read_jsonl
+from stepladder.training.provenance import describe_environment
+from stepladder.training.records import encode_line, to_json, trajectory_to_dict
+from stepladder.training.toml import to_toml
+from stepladder.types import Trajectory
+
+LOCK = ".lock"
+
+
+class RunFolder:
+    """A run folder opened for writing; one process at a time. Use as a context manager, or `close()` it."""
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        """Use `RunFolder.create` or `RunFolder.open`."""
+        self.path = path
+        self._lock = lock
+        self._streams: dict[str, BinaryIO] = {}
+        for name in self._logs():
+            _drop_torn_line(path / name)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        resolved_recipe: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        device: str | None = None,
+    ) -> RunFolder:
+        """Make a new run folder with its recipe and environment.
+
+        Raises ConfigError when the folder is there and not empty (unless `overwrite`, which deletes an
+        earlier run and refuses to delete anything else), or is in use by another process.
+        """
+        path = Path(path)
+        recipe = to_toml(resolved_recipe)  # fails before anything is touched
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"the run folder {path} is a file; choose another name.")
+        inside = [child for child in path.iterdir() if child.name != LOCK] if path.is_dir() else []
+        if inside and not overwrite:
+            raise ConfigError(
+                f"the run folder {path} exists; continue it with `stepladder resume {path}`, choose another "
+                "name, or set overwrite = true to delete it."
+            )
+        if inside and not (path / RECIPE).is_file():
+            raise ConfigError(f"{path} is no run folder (no {RECIPE}), so overwrite will not delete it.")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(path)
+        try:
+            for child in (child for child in inside if child.name != RECIPE):  # replaced below
+                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+            environment = to_json(describe_environment(device))
+            write_file(path / "environment.json", json.dumps(environment, indent=2) + "\n")
+            for name in ("trajectories", "checkpoints"):
+                (path / name).mkdir(exist_ok=True)
+            write_file(path / RECIPE, recipe)  # last: its presence means that the folder is a run
+            return cls(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run to continue it. Raises ConfigError when it is no run, or is in use."""
+        path = Path(path)
+        if not (path / RECIPE).is_file():
+            raise ConfigError(
+                f"{path} is no run folder: it holds no {RECIPE}; name the folder a run printed."
+            )
+        return cls(path, _acquire(path))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe this run was started with."""
+        return tomllib.loads((self.path / RECIPE).read_text(encoding="utf-8"))
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl; `step` and `phase` say what it is about. NaN becomes null."""
+        self._append(METRICS, [record])
+
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Append one line to evaluations.jsonl."""
+        self._append(EVALUATIONS, [record])
+
+    def log_trajectories(
+        self,
+        trajectories: Iterable[Trajectory],
+        *,
+        step: int,
+        phase: str,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """Append trajectories to trajectories/PHASE.jsonl, each with its step."""
+        lines = [{"step": step, **trajectory_to_dict(item, decode=decode)} for item in trajectories]
+        self._append(f"trajectories/{phase}.jsonl", lines)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics logged so far."""
+        return read_jsonl(self.path / METRICS)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluations logged so far."""
+        return read_jsonl(self.path / EVALUATIONS)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file such as summary.txt in one step."""
+        write_file(self.path / name, text)
+        return self.path / name
+
+    def cursor(self) -> dict[str, int]:
+        """The length of every log in bytes, made durable first: store it in the checkpoint's state."""
+        for stream in self._streams.values():
+            os.fsync(stream.fileno())
+        return {name: (self.path / name).stat().st_size for name in self._logs()}
+
+    def cut_back(self, cursor: Mapping[str, int]) -> None:
+        """Remove everything logged after `cursor()` was taken; `{}` goes back to the start of the run."""
+        self._close_streams()
+        for name in self._logs():
+            path = self.path / name
+            if name not in cursor:
+                path.unlink()
+            elif path.stat().st_size > cursor[name]:
+                os.truncate(path, cursor[name])
+        for name, size in cursor.items():
+            path = self.path / name
+            found = path.stat().st_size if path.is_file() else 0
+            if found < size:
+                warnings.warn(
+                    f"{path} has {found} bytes and had {size} at the checkpoint: lines of it were lost.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def close(self) -> None:
+        """Close the files and let other processes write. Safe to call twice."""
+        self._close_streams()
+        self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _logs(self) -> list[str]:
+        top = [name for name in (METRICS, EVALUATIONS) if (self.path / name).is_file()]
+        nested = sorted((self.path / "trajectories").glob("*.jsonl"))
+        return top + [f"trajectories/{path.name}" for path in nested]
+
+    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        data = b"".join(encode_line(record) for record in records)
+        if name not in self._streams:
+            (self.path / name).parent.mkdir(exist_ok=True)
+            # Unbuffered: what `write` accepted survives a kill of this process.
+            self._streams[name] = open(self.path / name, "ab", buffering=0)  # noqa: SIM115
+        try:
+            _write_all(self._streams[name], data)
+        except OSError as error:
+            free = shutil.disk_usage(self.path).free / 1e6
+            raise CheckpointError(
+                f"cannot write to {self.path / name}: {error} ({free:.1f} MB free); make room, then "
+                f"`stepladder resume {self.path}` continues from the last checkpoint."
+            ) from error
+
+    def _close_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+
+
+def _write_all(stream: BinaryIO, data: bytes) -> None:
+    """A raw write may take only a part (a disk that fills up); go on until all is in or it raises."""
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]
+
+
+def _acquire(path: Path) -> FileLock:
+    lock = FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ConfigError(
+            f"the run folder {path} is in use by another process; wait for it, or choose another name."
+        ) from error
+    return lock
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut what follows the last newline: its writer was killed within a line."""
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
