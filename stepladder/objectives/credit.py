@@ -189,7 +189,8 @@ def spread_turns(turn_advantages: Float[Tensor, "n"], turn_index: Int[Tensor, "B
     gives 0."""
     if turn_index.numel() and int(turn_index.max()) >= len(turn_advantages):
         raise ValueError(
-            f"turn_index goes up to {int(turn_index.max())} but there are {len(turn_advantages)} turn advantages"
+            f"turn_index goes up to {int(turn_index.max())}, but there are "
+            f"{len(turn_advantages)} turn advantages"
         )
     if len(turn_advantages) == 0:
         return torch.zeros(turn_index.shape, dtype=turn_advantages.dtype, device=turn_advantages.device)
