@@ -112,20 +112,20 @@ def aggregate(
     return (rows / denominators.to(rows.dtype)).sum()
 
 
-def merge_metrics(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of a step from those of its micro-batches: means weighted by their `tokens`, `_max` as maximum.
+def merge_metrics(parts: list[dict[str, Tensor]], *, count: str = "tokens") -> dict[str, Tensor]:
+    """Metrics of a step from those of its micro-batches: means weighted by their `count`, `_max` as maximum.
 
     Summing or averaging the parts is the known fault (accuracies above 1 under accumulation); every metrics
-    dictionary of this layer therefore carries the count of what it averaged over.
+    dictionary of this layer therefore carries the number of what it averaged over, `tokens` or `pairs`.
     """
     if not parts:
         return {}
-    tokens = torch.stack([part["tokens"] for part in parts])
-    merged = {"tokens": tokens.sum()}
+    weights = torch.stack([part[count] for part in parts])
+    merged = {count: weights.sum()}
     for name in parts[0]:
         values = torch.stack([part[name] for part in parts])
         if name.endswith("_max"):
             merged[name] = values.max()
-        elif name != "tokens":
-            merged[name] = (values * tokens).sum() / tokens.sum().clamp(min=1)
+        elif name != count:
+            merged[name] = (values * weights).sum() / weights.sum().clamp(min=1)
     return merged

@@ -25,7 +25,7 @@ def cross_entropy(
     −sg(π_t)·log π_t, sg = detached.
 
     Packed documents need nothing more here: the mask already excludes the first token of each. Metrics:
-    `nll`, `token_accuracy` is left to the caller, who has the logits; `perplexity` = exp(nll); `tokens`.
+    `nll`, `perplexity` = exp(nll), `tokens`.
     """
     require_same_shape(logprobs=logprobs, mask=mask)
     require_bool(mask)

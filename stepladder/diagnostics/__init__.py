@@ -1,0 +1,1 @@
+"""Reads metrics and trajectories only: signals and alarms."""
