@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepladder.data.chat import Renderer
-from stepladder.engines.engine import Engine
+from stepladder.agents import Agents
 from stepladder.environments.environment import Environment, World
 from stepladder.errors import ConfigError
 from stepladder.rollout import Limits, Scorer, rollout
@@ -79,8 +78,7 @@ def held_out(world: World, split: str, n: int) -> list[Task]:
 
 
 async def evaluate(
-    engine: Engine,
-    renderer: Renderer,
+    agents: Agents,
     world: World,
     tasks: Sequence[Task],
     *,
@@ -95,12 +93,10 @@ async def evaluate(
 
     async def play(pending: Sequence[Task], attempt: int) -> list[Trajectory]:
         groups = await rollout(
-            engine,
-            renderer,
+            agents,
             world,
             [(f"eval-{attempt}-{task.id}", task) for task in pending],
             group_size=1,
-            temperature=temperature,
             limits=limits,
             seed=seed,
             scorer=scorer,

@@ -15,17 +15,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepladder.data.chat import Conversation, Renderer
+from stepladder.agents import Agent, Agents
 from stepladder.deadlines import PROGRAMMING_ERRORS, DeadlinePassed, call_bounded
-from stepladder.engines.engine import Engine, Session
 from stepladder.environments.environment import Environment, World
-from stepladder.errors import BoundaryError, EngineError, RewardError, StepladderError
+from stepladder.errors import BoundaryError, EnvironmentFault, RewardError, StepladderError
 from stepladder.types import (
     Failure,
     Group,
     Message,
     Reset,
-    Sampling,
     Score,
     Step,
     StopReason,
@@ -39,11 +37,9 @@ Progress = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may cost: turns, tokens a turn, tokens in all, seconds a call of the environment."""
+    """What an episode may cost: turns, tokens an observation, seconds a call of the environment."""
 
     max_turns: int = 8
-    max_tokens: int = 256
-    max_context: int = 2048
     max_observation_tokens: int = 512
     deadline: float = 60.0
     concurrency: int = 256
@@ -57,7 +53,6 @@ class Request:
     index: int
     task: Task
     seed: int
-    temperature: float
 
 
 def derive_seed(*parts: object) -> int:
@@ -71,13 +66,11 @@ def derive_seed(*parts: object) -> int:
 
 
 async def rollout(
-    engine: Engine,
-    renderer: Renderer,
+    agents: Agents,
     world: World,
     tasks: Sequence[tuple[str, Task]],
     *,
     group_size: int,
-    temperature: float,
     limits: Limits,
     seed: int,
     scorer: Scorer | None = None,
@@ -88,18 +81,18 @@ async def rollout(
     Returns one group a task, in order; failed episodes are in it, with `failure` set.
     """
     requests = [
-        Request(group_id, i, task, derive_seed(seed, group_id, i), temperature)
+        Request(group_id, i, task, derive_seed(seed, group_id, i))
         for group_id, task in tasks
         for i in range(group_size)
     ]
     played: list[Trajectory] = []
     for start in range(0, len(requests), limits.concurrency):
         wave = requests[start : start + limits.concurrency]
-        # Every session of a wave is open before the first token: what an exact engine waits for.
-        sessions = [engine.session(f"{start + k:08d}") for k in range(len(wave))]
+        # Every agent of a wave exists before the first token: what an exact engine waits for.
+        made = [agents(f"{start + k:08d}") for k in range(len(wave))]
         jobs = [
-            asyncio.ensure_future(_play(session, renderer, world, request, limits, on_trajectory))
-            for session, request in zip(sessions, wave)
+            asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
+            for agent, request in zip(made, wave)
         ]
         try:
             played += await asyncio.gather(*jobs)
@@ -116,15 +109,12 @@ async def rollout(
 
 
 async def _play(
-    session: Session,
-    renderer: Renderer,
-    world: World,
-    request: Request,
-    limits: Limits,
-    on_trajectory: Progress | None,
+    agent: Agent, world: World, request: Request, limits: Limits, on_trajectory: Progress | None
 ) -> Trajectory:
-    with session:
-        trajectory = await Episode(session, renderer, world, request, limits).play()
+    try:
+        trajectory = await Episode(agent, world, request, limits).play()
+    finally:
+        agent.close()
     if on_trajectory is not None:
         on_trajectory(trajectory)
     return trajectory
@@ -133,12 +123,8 @@ async def _play(
 class Episode:
     """The state of one episode while it is played."""
 
-    def __init__(
-        self, session: Session, renderer: Renderer, world: World, request: Request, limits: Limits
-    ) -> None:
-        self.session, self.renderer, self.world = session, renderer, world
-        self.request, self.limits = request, limits
-        self.conversation: Conversation | None = None
+    def __init__(self, agent: Agent, world: World, request: Request, limits: Limits) -> None:
+        self.agent, self.world, self.request, self.limits = agent, world, request, limits
         self.rewards: list[float | None] = []
         self.parts: dict[str, float | None] = {}
         self.info: dict[str, Any] = {}
@@ -167,25 +153,16 @@ class Episode:
             "reset", environment.reset, self.request.task, seed=self.request.task.seed
         )
         self.info.update(reset.info)
-        conversation = self.renderer.start(reset.messages, reset.tools)
-        self.conversation = conversation
+        self.agent.begin(reset.messages, reset.tools)
         for turn in range(self.limits.max_turns):
-            room = self.limits.max_context - len(conversation.prompt_ids)
-            if room < 1:
+            act = await self.agent.act(derive_seed(self.request.seed, turn))
+            if act.message is None:
                 return "context"
-            sampling = Sampling(
-                temperature=self.request.temperature,
-                max_tokens=min(self.limits.max_tokens, room),
-                stop_token_ids=tuple(sorted(self.renderer.stop_token_ids)),
-                seed=derive_seed(self.request.seed, turn),
-            )
-            generation = await self.session.generate(conversation.prompt_ids, sampling)
-            message = conversation.add_turn(generation, sampling)
-            if generation.finish_reason == "length":
+            if act.finish_reason != "stop":
                 # The message is not whole: nothing of it is executed or graded.
                 self.rewards.append(0.0)
-                return "context" if sampling.max_tokens < self.limits.max_tokens else "length"
-            step: Step = await self._call("step", environment.step, message)
+                return "context" if act.finish_reason == "context" else "length"
+            step: Step = await self._call("step", environment.step, act.message)
             self._take(step)
             if step.terminated:
                 return "terminated"
@@ -197,13 +174,11 @@ class Episode:
                     "for the model, or terminated=True"
                 )
             if turn + 1 < self.limits.max_turns:
-                conversation.add_messages([self._cut(m) for m in step.messages])
+                self.agent.observe([self._cut(m) for m in step.messages])
         return "max_turns"
 
     async def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of the environment, with its deadline; what it raises is filed under its boundary."""
-        from stepladder.errors import EnvironmentFault
-
         where = f"{name}() of {type(method.__self__).__name__}"  # type: ignore[attr-defined]
         inline = bool(getattr(self.world, "inline", False))
         try:
@@ -237,29 +212,30 @@ class Episode:
         budget = self.limits.max_observation_tokens
         if len(text) <= budget:  # a token is at least one character here, so it fits
             return message
-        kept, total = self.renderer.cut(text, budget)
+        kept, total = self.agent.cut(text, budget)
         if kept == text:
             return message
         self.info["observations_cut"] = self.info.get("observations_cut", 0) + 1
         return replace(message, content=f"{kept}\n... [cut: the first {budget} of {total} tokens]")
 
     def _record(self, stop: StopReason, failure: Failure | None, seconds: float) -> Trajectory:
-        request, conversation = self.request, self.conversation
+        request = self.request
         identity = f"{request.group_id}/{request.index}"
+        record = self.agent.record(identity, request.group_id)
         unscored = failure is not None or any(r is None for r in self.rewards)
         value = None if unscored else float(sum(r for r in self.rewards if r is not None))
         return Trajectory(
             id=identity,
             group_id=request.group_id,
             task=request.task,
-            turns=conversation.turns if conversation else (),
-            messages=tuple(conversation.messages) if conversation else (),
+            turns=record.turns,
+            messages=record.messages,
             rewards=tuple(self.rewards),
             score=Score(value, dict(self.parts)),
             stop_reason=stop,
             failure=failure,
             seconds=seconds,
-            samples=conversation.samples(identity, request.group_id) if conversation else (),
+            samples=record.samples,
             info=dict(self.info),
         )
 
@@ -282,6 +258,4 @@ async def _scored(group: Group, scorer: Scorer | None) -> Group:
 
 
 def _boundary(error: BoundaryError) -> Any:
-    if isinstance(error, EngineError):
-        return "engine"
     return error.boundary if error.boundary != "unknown" else "environment"

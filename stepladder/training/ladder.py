@@ -214,19 +214,17 @@ class Ladder:
             return
         e = self.recipe.evaluation
         world = self.bench.world
-        limits = self.bench.limits
         if examples:
             world = WithExamples(world, _demonstrations(world, examples, self.recipe.run.seed + 2))
         tasks = held_out(self.bench.world, e.split, n)
         self.display.start(f"evaluating {rung}", len(tasks), 0, unit="tasks")
         result = self.bench.runner.run(
             evaluate(
-                self.bench.engine,
-                self.bench.renderer,
+                self.bench.agents(e.temperature),
                 world,
                 tasks,
                 temperature=e.temperature,
-                limits=limits,
+                limits=self.bench.limits,
                 seed=self.recipe.run.seed,
                 scorer=self.bench.scorer,
                 on_trajectory=self.display.trajectory,

@@ -61,12 +61,10 @@ def run_rl(
         tasks = sampler.next(settings.tasks_per_step)
         groups = bench.runner.run(
             rollout(
-                bench.engine,
-                bench.renderer,
+                bench.agents(temperature),
                 bench.world,
                 tasks,
                 group_size=settings.group_size,
-                temperature=temperature,
                 limits=bench.limits,
                 seed=seed,
                 scorer=bench.scorer,

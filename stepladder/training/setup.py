@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from stepladder.agents import Agents, policy_agents
 from stepladder.config import Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
@@ -34,6 +35,17 @@ class Workbench:
     limits: Limits
     scorer: Scorer | None
     runner: asyncio.Runner
+
+    def agents(self, temperature: float) -> Agents:
+        """Agents that sample from the policy at `temperature`."""
+        r = self.recipe.rollout
+        return policy_agents(
+            self.engine,
+            self.renderer,
+            temperature=temperature,
+            max_tokens=r.max_tokens,
+            max_context=r.max_context,
+        )
 
     def close(self) -> None:
         """End the compute thread, the world and the event loop."""
@@ -60,7 +72,7 @@ def prepare(recipe: Recipe) -> Workbench:
     limits = limits_of(recipe)
     engine = LocalEngine(
         policy.model,
-        max_context=limits.max_context,
+        max_context=recipe.rollout.max_context,
         exact=recipe.run.exact,
         pad_token_id=policy.tokenizer.pad_token_id or 0,
     )
@@ -71,8 +83,6 @@ def limits_of(recipe: Recipe) -> Limits:
     r = recipe.rollout
     return Limits(
         max_turns=r.max_turns,
-        max_tokens=r.max_tokens,
-        max_context=r.max_context,
         max_observation_tokens=r.max_observation_tokens,
         deadline=r.deadline,
         concurrency=r.concurrency,

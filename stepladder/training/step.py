@@ -15,7 +15,7 @@ from stepladder.algorithms import Algorithm
 from stepladder.data.batching import micro_batches
 from stepladder.errors import InvariantError
 from stepladder.objectives.corrections import Correction, correction_weights, mismatch_metrics
-from stepladder.objectives.kl import kl_loss
+from stepladder.objectives.kl import kl_estimate
 from stepladder.objectives.policy_gradient import SURROGATES
 from stepladder.objectives.reduce import Aggregation, aggregate, merge_metrics, step_denominators
 from stepladder.objectives.supervised import cross_entropy
@@ -136,7 +136,8 @@ def rl_update(
         metrics |= _distances(scores, behaviour)
         losses = losses * weights
         if with_kl and reference is not None:
-            kl = kl_loss(scores.logprobs, _reference(batch, rows, reference, temperature), scores.mask, row)
+            anchor = _reference(batch, rows, reference, temperature)
+            kl = kl_estimate(scores.logprobs, anchor, scores.mask, estimator=row.kl_estimator)
             losses = losses + row.kl_coefficient * kl
             metrics["kl"] = (kl.detach() * scores.mask).sum() / scores.mask.sum().clamp(min=1)
         loss = aggregate(losses, scores.mask, denominators[rows].to(losses.device))

@@ -1,0 +1,214 @@
+"""Who acts in an episode: the policy through a token engine, or any model behind a chat endpoint.
+
+The loop of `rollout.py` only needs four verbs: begin, act, observe, record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stepladder.data.chat import Renderer
+from stepladder.data.conversation import Conversation
+from stepladder.engines.engine import Engine, Session
+from stepladder.errors import ConfigError, EngineError
+from stepladder.types import FinishReason, Message, Sampling, Tool, ToolCall, TrainingSample, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One assistant message and why it ended; "context" when there was no room to say anything."""
+
+    message: Message | None
+    finish_reason: FinishReason | str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an episode leaves behind besides its rewards."""
+
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...] = ()
+    samples: tuple[TrainingSample, ...] = ()
+
+
+class Agent(Protocol):
+    """One per episode. `close` frees what it holds and may be called twice."""
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None: ...
+
+    async def act(self, seed: int) -> Act: ...
+
+    def observe(self, messages: Sequence[Message]) -> None: ...
+
+    def record(self, trajectory_id: str, group_id: str) -> Record: ...
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+Agents = Callable[[str], Agent]
+"""Makes the agent of an episode from its key; keys order a deterministic engine."""
+
+
+class PolicyAgent:
+    """The policy being trained: token ids in, token ids out, nothing encoded twice."""
+
+    def __init__(
+        self,
+        session: Session,
+        renderer: Renderer,
+        *,
+        temperature: float,
+        max_tokens: int,
+        max_context: int,
+    ) -> None:
+        self.session, self.renderer = session, renderer
+        self.temperature, self.max_tokens, self.max_context = temperature, max_tokens, max_context
+        self.conversation: Conversation | None = None
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self.conversation = self.renderer.start(messages, tools)
+
+    async def act(self, seed: int) -> Act:
+        assert self.conversation is not None
+        prompt = self.conversation.prompt_ids
+        room = self.max_context - len(prompt)
+        if room < 1:
+            return Act(None, "context")
+        sampling = Sampling(
+            temperature=self.temperature,
+            max_tokens=min(self.max_tokens, room),
+            stop_token_ids=tuple(self.renderer.stop_token_ids),
+            seed=seed,
+        )
+        generation = await self.session.generate(prompt, sampling)
+        message = self.conversation.add_turn(generation, sampling)
+        cut_by_context = generation.finish_reason == "length" and room < self.max_tokens
+        return Act(message, "context" if cut_by_context else generation.finish_reason)
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        assert self.conversation is not None
+        self.conversation.add_messages(messages)
+
+    def record(self, trajectory_id: str, group_id: str) -> Record:
+        if self.conversation is None:
+            return Record(())
+        c = self.conversation
+        return Record(c.messages, c.turns, c.samples(trajectory_id, group_id))
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
+        """The first `max_tokens` tokens of `text`, and how many it has in all."""
+        ids = self.renderer.control.encode(self.renderer.control.shield(text))
+        if len(ids) <= max_tokens:
+            return text, len(ids)
+        return self.renderer.decode(ids[:max_tokens]), len(ids)
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def policy_agents(
+    engine: Engine, renderer: Renderer, *, temperature: float, max_tokens: int, max_context: int
+) -> Agents:
+    """Agents that sample from `engine`, one session each."""
+
+    def make(key: str) -> Agent:
+        return PolicyAgent(
+            engine.session(key),
+            renderer,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            max_context=max_context,
+        )
+
+    return make
+
+
+class EndpointAgent:
+    """A model behind an OpenAI-compatible /chat/completions endpoint: for evaluation, never for training."""
+
+    def __init__(self, client: Any, model: str, *, temperature: float, max_tokens: int) -> None:
+        self.client, self.model = client, model
+        self.temperature, self.max_tokens = temperature, max_tokens
+        self.messages: list[Message] = []
+        self.tools: list[dict[str, Any]] = []
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self.messages, self.tools = list(messages), [tool.to_dict() for tool in tools]
+
+    async def act(self, seed: int) -> Act:
+        import httpx
+
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [_wire(m) for m in self.messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "seed": seed % 2**31,
+        }
+        if self.tools:
+            body["tools"] = self.tools
+        try:
+            response = await self.client.post("chat/completions", json=body)
+        except httpx.HTTPError as error:
+            raise EngineError(f"the endpoint did not answer: {type(error).__name__}: {error}") from error
+        if response.status_code != 200:
+            raise EngineError(f"the endpoint answered {response.status_code}: {response.text[:300]}")
+        try:
+            choice = response.json()["choices"][0]
+            message = _from_wire(choice["message"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"the endpoint's answer is no chat completion: {response.text[:300]}") from error
+        self.messages.append(message)
+        return Act(message, "length" if choice.get("finish_reason") == "length" else "stop")
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+
+    def record(self, trajectory_id: str, group_id: str) -> Record:
+        return Record(tuple(self.messages))
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
+        """Without a tokenizer four characters count as a token."""
+        return text[: 4 * max_tokens], len(text) // 4
+
+    def close(self) -> None:
+        """The client is shared; whoever made it closes it."""
+
+
+def endpoint_client(url: str, *, deadline: float) -> Any:
+    """An httpx client for `url`; the key is read from OPENAI_API_KEY. Raises ConfigError without httpx."""
+    import os
+
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError("evaluating an endpoint needs httpx: pip install 'stepladder[openai]'") from error
+    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
+    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=deadline, headers=headers)
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    out = message.to_dict()
+    for call in out.get("tool_calls", []):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return out
+
+
+def _from_wire(data: dict[str, Any]) -> Message:
+    calls = []
+    for call in data.get("tool_calls") or []:
+        function = call["function"]
+        text = function.get("arguments") or "{}"
+        try:
+            arguments, error = json.loads(text), None
+            if not isinstance(arguments, dict):
+                arguments, error = {}, f"arguments must be a JSON object; got {text[:80]}"
+        except json.JSONDecodeError as broken:
+            arguments, error = {}, f"arguments are not valid JSON: {broken}"
+        calls.append(ToolCall(function["name"], arguments, id=call.get("id", ""), error=error, raw=text))
+    return Message("assistant", data.get("content") or "", tool_calls=tuple(calls))

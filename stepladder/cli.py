@@ -1,0 +1,173 @@
+"""The command line. Only typer and the light layers are imported here; each command imports what it needs.
+
+    stepladder train calculator rl.steps=20      a recipe by name or file, with dotted overrides
+    stepladder eval MODEL --env calculator       a checkpoint, a hub model or an endpoint, without training
+    stepladder inspect calculator                the first batch as coloured tokens, before any training
+    stepladder chat runs/calculator              talk to the trained agent, tools live
+    stepladder resume runs/calculator            continue a stopped or killed run
+    stepladder recipes                           what can be trained out of the box
+    stepladder check-env my_module:MyWorld       does an environment keep its contract?
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepladder.errors import RunStopped, StepladderError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train language-model agents, from supervised fine-tuning to agentic RL.",
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="overrides such as rl.steps=20 model.name=./my-model")
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="a bundled recipe's name, or a TOML file")],
+    overrides: Overrides = None,
+    overwrite: Annotated[bool, typer.Option(help="delete an earlier run of the same name")] = False,
+) -> None:
+    """Run a recipe: every rung it names, evaluated before and after, in one run folder."""
+    from stepladder.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    from stepladder.training.ladder import train as run
+
+    path = run(loaded, overwrite=overwrite)
+    _show(path)
+
+
+@app.command()
+def resume(path: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
+    """Continue a run from its newest checkpoint."""
+    from stepladder.training.ladder import resume as run
+
+    _show(run(path))
+
+
+@app.command()
+def recipes() -> None:
+    """List the bundled recipes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stepladder.config import bundled_recipes, load_recipe
+
+    table = Table("recipe", "what it does", box=None)
+    for name in bundled_recipes():
+        table.add_row(name, load_recipe(name).description)
+    Console().print(table)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint")
+    ],
+    env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
+    overrides: Overrides = None,
+    tasks: Annotated[int, typer.Option(help="how many held-out tasks")] = 100,
+    split: Annotated[str, typer.Option(help="which split")] = "test",
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of sampling")] = 0,
+    endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
+    out: Annotated[Path | None, typer.Option(help="write the trajectories there, as JSONL")] = None,
+) -> None:
+    """Evaluate a model, or anything behind an OpenAI-compatible endpoint, on any environment."""
+    from stepladder.training.evaluate import evaluate_model
+
+    evaluate_model(
+        model,
+        environment=env,
+        overrides=overrides or [],
+        tasks=tasks,
+        split=split,
+        temperature=temperature,
+        seed=seed,
+        endpoint_model=endpoint_model,
+        out=out,
+    )
+
+
+@app.command()
+def inspect(
+    recipe: Annotated[str, typer.Argument(help="a bundled recipe's name, or a TOML file")],
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(help="how many samples to show")] = 3,
+) -> None:
+    """Show the first batch as coloured tokens: who wrote each, what is trained, with which advantage."""
+    from stepladder.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    from stepladder.training.inspect import inspect_recipe
+
+    inspect_recipe(loaded, samples=samples)
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Argument(help="a run folder, a model folder, or a bundled name")],
+    env: Annotated[str | None, typer.Option(help="whose tools; default: those of the run")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="a turn")] = 256,
+) -> None:
+    """Talk to a model in the terminal; its tool calls are really executed."""
+    from stepladder.training.chat import chat_with
+
+    chat_with(model, environment=env, temperature=temperature, max_tokens=max_tokens)
+
+
+@app.command(name="check-env")
+def check_env(
+    env: Annotated[str, typer.Argument(help="a name or an import path such as my_module:MyWorld")],
+    tasks: Annotated[int, typer.Option(help="how many tasks to try")] = 3,
+) -> None:
+    """Check that an environment keeps its contract."""
+    from stepladder.environments.check import check_environment
+    from stepladder.environments.environment import load_world
+
+    report = check_environment(load_world(env), tasks=tasks)
+    typer.echo(str(report))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from stepladder import __version__
+
+    typer.echo(__version__)
+
+
+def _show(path: Path) -> None:
+    typer.echo((path / "summary.txt").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Entry point: errors made on purpose are one message and exit code 1, others keep their traceback."""
+    if not sys.stdout.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        app()
+    except RunStopped as stopped:
+        print(f"\n{stopped}", file=sys.stderr)
+        sys.exit(130)
+    except StepladderError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
