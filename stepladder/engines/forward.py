@@ -1,0 +1,168 @@
+"""One forward pass over a slice of the cache's slots, through the model's own modules.
+
+The layout of a batch (which slots, which positions) travels with the call, in a cache object, a mask and
+position ids; nothing global is set, and the model's configuration is never touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from stepladder.engines.cache import SlotCache, bucketed
+
+
+class Forward(Protocol):
+    """What the scheduler decodes with."""
+
+    shares: bool  # keys and values of a prefix may be copied between rows, and kept
+    row_multiple: int  # decode batches are rounded up to this many rows
+
+    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
+        """Append ids [b, q] to the slots slot .. slot+b-1, whose rows hold `starts[i]` positions so far.
+
+        The caller has reserved the room. Returns logits [b, V] at the columns `last[i]`, or [b, q, V]
+        where `last` is None. Columns after a row's last id are padding: written, never read.
+        """
+        ...
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy a row of `length` positions to another slot."""
+        ...
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room."""
+        ...
+
+    def drop(self, slot: int) -> None:
+        """The row in `slot` is gone."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory of the caches back."""
+        ...
+
+
+class LayoutCache(Cache):
+    """A transformers cache that writes to given slots and positions, and shows the first T of them."""
+
+    def __init__(self, store: SlotCache, slot: int, positions: Tensor, read: int) -> None:
+        super().__init__(layers=[])
+        self.store, self.read, self.positions = store, read, positions
+        self.slots = slice(slot, slot + positions.shape[0])
+        self.rows = torch.arange(slot, slot + positions.shape[0], device=positions.device)[:, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Write [b, kv_heads, q, d]; return keys and values [b, kv_heads, T, d]."""
+        kv = self.store.kv[layer_idx]
+        kv[0][self.rows, :, self.positions] = key_states.transpose(1, 2)
+        kv[1][self.rows, :, self.positions] = value_states.transpose(1, 2)
+        return kv[0, self.slots, :, : self.read], kv[1, self.slots, :, : self.read]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions are passed explicitly; models that ask want to know whether the cache is empty."""
+        return int(self.positions.min())
+
+
+class ModelForward:
+    """The default path: any causal LM whose layers all attend (fully or within a sliding window)."""
+
+    shares = True
+    row_multiple = 1
+
+    def __init__(self, model: nn.Module, store: SlotCache, max_context: int) -> None:
+        self.model, self.store, self.max_context = model, store, max_context
+        self._parameters = inspect.signature(model.forward).parameters
+        self._cache_name = cache_argument(model)
+        self._modules = list(model.modules())
+        self._windows = windows(model.config)
+        self._mask_dtype = next(model.parameters()).dtype
+
+    def reserve(self, rows: int, length: int) -> None:
+        self.store.reserve(rows, length)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.store.copy(source, target, length)
+
+    def drop(self, slot: int) -> None:
+        """A slot is reused as it is."""
+
+    def free(self) -> None:
+        self.store.free()
+
+    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
+        device = self.store.kv.device
+        start = torch.tensor(starts, device=device)
+        positions = start[:, None] + torch.arange(ids.shape[1], device=device)
+        read = min(bucketed(max(starts) + ids.shape[1]), self.store.length)
+        kwargs: dict[str, Any] = {
+            "input_ids": ids.to(device),
+            "attention_mask": self._masks(positions, read),
+            "position_ids": positions.clamp(max=self.max_context - 1),
+            "use_cache": True,
+            self._cache_name: LayoutCache(self.store, slot, positions, read),
+        }
+        columns, pick = None, None
+        if last is not None:
+            columns = torch.tensor(sorted(set(last)), device=device)
+            pick = torch.searchsorted(columns, torch.tensor(last, device=device))
+            if "logits_to_keep" in self._parameters:
+                kwargs["logits_to_keep"] = columns
+        with evaluating(self._modules):
+            logits = self.model(**kwargs).logits
+        if columns is None or pick is None:
+            return logits
+        if "logits_to_keep" not in self._parameters:
+            logits = logits[:, columns]
+        return logits[torch.arange(len(starts), device=device), pick]
+
+    def _masks(self, positions: Tensor, read: int) -> Tensor | dict[str, Tensor]:
+        """Additive masks [b, 1, q, T]: one, or one per layer type."""
+        made = {kind: self._mask(positions, read, window) for kind, window in self._windows.items()}
+        return next(iter(made.values())) if len(made) == 1 else made
+
+    def _mask(self, positions: Tensor, read: int, window: int | None) -> Tensor:
+        keys = torch.arange(read, device=positions.device)
+        seen = keys <= positions[:, :, None]
+        if window is not None:
+            seen &= keys > positions[:, :, None] - window
+        mask = torch.zeros(seen.shape, dtype=self._mask_dtype, device=positions.device)
+        return mask.masked_fill_(~seen, torch.finfo(self._mask_dtype).min)[:, None]
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The name under which the model takes a cache: renamed from `past_key_values` in transformers 5.x."""
+    names = inspect.signature(model.forward).parameters
+    known = [name for name in ("cache", "past_key_values", "cache_params") if name in names]
+    return known[0] if known else "past_key_values"
+
+
+def windows(config: Any) -> dict[str, int | None]:
+    """Layer type -> sliding window (None: everything before). One entry where all layers are alike."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is None:
+        used = window is not None and getattr(config, "use_sliding_window", True)
+        return {"sliding_attention" if used else "full_attention": window if used else None}
+    return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Dropout and activation checkpointing off for one call; the training flags are put back after."""
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

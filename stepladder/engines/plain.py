@@ -1,0 +1,63 @@
+"""The last resort: one cache per sequence, made and used by the model itself, batch size 1.
+
+For models whose state is no plain key/value cache (linear attention, state spaces, layers of unequal
+shape). Nothing is shared or kept between turns: right, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepladder.engines.forward import cache_argument, evaluating
+
+
+class PlainForward:
+    """Every slot holds the cache object that the model returned."""
+
+    shares = False
+    row_multiple = 1
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._cache_name = cache_argument(model)
+        self._modules = list(model.modules())
+        self._caches: dict[int, Any] = {}
+
+    def reserve(self, rows: int, length: int) -> None:
+        """The model's caches grow by themselves."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._caches[target] = self._caches.pop(source)
+
+    def drop(self, slot: int) -> None:
+        self._caches.pop(slot, None)
+
+    def free(self) -> None:
+        self._caches.clear()
+
+    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
+        rows = []
+        for i, start in enumerate(starts):
+            count = ids.shape[1] if last is None else last[i] + 1
+            logits = self._row(ids[i : i + 1, :count], start, slot + i)
+            rows.append(logits if last is None else logits[-1])
+        return torch.stack(rows)
+
+    def _row(self, ids: Tensor, start: int, slot: int) -> Tensor:
+        if start == 0:
+            self._caches.pop(slot, None)
+        device = next(self.model.parameters()).device
+        kwargs: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": True}
+        if start:
+            kwargs[self._cache_name] = self._caches[slot]
+        with evaluating(self._modules):
+            out = self.model(**kwargs)
+        for name in (self._cache_name, "past_key_values", "cache_params"):
+            if getattr(out, name, None) is not None:
+                self._caches[slot] = getattr(out, name)
+                break
+        return out.logits[0]
