@@ -254,3 +254,30 @@ def _coerced(tool: str, name: str, value: Any, schema: Any) -> Any:
     raise ToolError(
         f"{tool}: argument {name!r} is {_shown(value)}; it should be of type {' or '.join(kinds)}"
     )
+
+
+def schema_problems(schema: Any, path: str = "parameters") -> list[str]:
+    """What is wrong with a tool's JSON schema, in words; empty where nothing is."""
+    if not isinstance(schema, Mapping):
+        return [f"{path} is {_shown(schema)}; a schema is a dict"]
+    out = []
+    if path == "parameters" and schema.get("type") != "object":
+        out.append(f"{path} has type {schema.get('type')!r}; the arguments of a tool are an 'object'")
+    kinds = schema.get("type", [])
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in _JSON_TYPES:
+            out.append(f"{path} has type {kind!r}.{nearest(str(kind), _JSON_TYPES)}")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping):
+        return [*out, f"{path}.properties is {_shown(properties)}; it maps names to schemas"]
+    for name in schema.get("required", ()):
+        if name not in properties:
+            out.append(f"{path} requires {name!r}, which is not among its properties")
+    for name, value in properties.items():
+        out += schema_problems(value, f"{path}.{name}")
+    for key in ("anyOf", "oneOf", "allOf"):
+        for i, value in enumerate(schema.get(key, ())):
+            out += schema_problems(value, f"{path}.{key}[{i}]")
+    if isinstance(schema.get("items"), Mapping):
+        out += schema_problems(schema["items"], f"{path}[]")
+    return out
