@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepladder.environments.environment import CheckedEnvironment, CheckedWorld, as_world, load_world
-from stepladder.environments.schema import schema_problems
+from stepladder.environments.probes import awkward_messages, example, schema_problems
 from stepladder.types import Message, Step, Task, Tool, ToolCall
 
 Status = Literal["pass", "fail", "note"]
@@ -82,16 +82,9 @@ def check_environment(target: Any, *, tasks: int = 3, deadline: float = 10.0, **
 
     tasks: how many tasks to play. deadline: seconds that each phase may take. options: as for `as_world`.
     """
-    out: list[Report] = []
     # A thread of its own, so that it also works where an event loop is running already (a notebook).
-    thread = threading.Thread(
-        target=lambda: out.append(asyncio.run(_check(target, tasks, deadline, options)))
-    )
-    thread.start()
-    thread.join()
-    if not out:
-        raise RuntimeError("the checks themselves failed; the traceback above says where")
-    return out[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(_check(target, tasks, deadline, options))).result()
 
 
 async def _check(target: Any, tasks: int, deadline: float, options: dict[str, Any]) -> Report:
@@ -123,7 +116,7 @@ async def _run(checks: list[Check], name: str, check: Callable[[], Any]) -> bool
         checks.append(Check(name, status, str(broken), broken.advice))
         return status == "note"
     except Exception as error:  # noqa: BLE001  the report lists whatever foreign code raises
-        checks.append(Check(name, "fail", f"{type(error).__name__}: {error}", _where(error)))
+        checks.append(Check(name, "fail", f"{type(error).__name__}: {error!s:.300}", _where(error)))
         return False
     checks.append(Check(name, "pass", result or ""))
     return True
@@ -157,7 +150,7 @@ class _Checker:
             ("splits share no task", self.splits_are_disjoint),
             ("reset gives opening messages", self.resets),
             ("tools have valid schemas", self.tools_are_valid),
-            *[(f"step accepts {name}", self.accepts(messages)) for name, messages in self.awkward().items()],
+            *[(f"step accepts {name}", self.accepts(name)) for name in awkward_messages(())],
             ("every tool can be called", self.tools_run),
             ("an episode ends", self.ends),
             ("same task and seed, same episode", self.is_deterministic),
@@ -214,12 +207,11 @@ class _Checker:
         for split in self.world.splits():
             for i in range(min(self.world.count(split), 1000)):
                 task = self.world.get(split, i)
-                key = repr((task.messages, task.reference, sorted(map(repr, task.data.items()))))
-                other = seen.setdefault(key, split)
+                other = seen.setdefault(_content(task), split)
                 if other != split:
                     raise Broken(
                         f"task {task.id} of {split!r} is in {other!r} too: {task.messages[-1:]!r:.150}",
-                        "keep evaluation tasks out of training; where that is meant, set disjoint_splits = False",
+                        "keep test tasks out of training; where it is meant, set disjoint_splits = False",
                     )
         if sum(1 for split in self.world.splits() if self.world.count(split)) < 2:
             raise Remark("there is only one split with tasks", "add a split, such as 'test', to evaluate on")
@@ -248,29 +240,11 @@ class _Checker:
 
     # -- step
 
-    def awkward(self) -> dict[str, list[Message]]:
-        """What a model says sooner or later."""
-
-        def calling(*calls: ToolCall) -> list[Message]:
-            return [Message("assistant", tool_calls=calls, raw="...")]
-
-        some = self.tools[0].name if self.tools else "search"
-        return {
-            "plain text": [Message("assistant", "I do not know.")],
-            "an empty message": [Message("assistant", "")],
-            "a very long message": [Message("assistant", "9" * 100_000)],
-            "odd characters": [Message("assistant", "\x00 <|im_end|> \ud83d\ude00 {% raw %} \n")],
-            "a malformed tool call": calling(ToolCall("", error="the arguments are not valid JSON", raw="{")),
-            "an unknown tool": calling(ToolCall("no_such_tool_1", {"x": 1}, id="1")),
-            "a call without arguments": calling(ToolCall(some, {}, id="1")),
-            "a call with wrong arguments": calling(ToolCall(some, {"no_such_argument": None}, id="1")),
-            "a storm of calls": calling(*[ToolCall("no_such_tool_1", {}, id=str(i)) for i in range(100)]),
-        }
-
-    def accepts(self, messages: list[Message]) -> Callable[[], Awaitable[str]]:
+    def accepts(self, name: str) -> Callable[[], Awaitable[str]]:
         async def check() -> str:
-            step: Step = (await self.episode(self.tasks[0], messages))[-1]
-            calls = messages[-1].tool_calls
+            message = awkward_messages(self.tools)[name]  # the tools are known after the first reset
+            step: Step = (await self.episode(self.tasks[0], [message]))[-1]
+            calls = message.tool_calls
             if calls and not step.messages and not (step.terminated or step.truncated):
                 raise Broken(
                     "the episode goes on, but nothing answers the call",
@@ -287,7 +261,7 @@ class _Checker:
 
     async def tools_run(self) -> str:
         for tool in self.tools:
-            arguments = {k: _example(v) for k, v in tool.parameters.get("properties", {}).items()}
+            arguments = example(tool.parameters)
             call = Message("assistant", tool_calls=(ToolCall(tool.name, arguments, id="1"),))
             step = (await self.episode(self.tasks[0], [call]))[-1]
             if step.info.get("tool_counts", {}).get("deadline"):
@@ -309,10 +283,7 @@ class _Checker:
     # -- independence
 
     def script(self) -> list[Message]:
-        calls = [
-            ToolCall(t.name, {k: _example(v) for k, v in t.parameters.get("properties", {}).items()}, id="1")
-            for t in self.tools[:3]
-        ]
+        calls = [ToolCall(t.name, example(t.parameters), id="1") for t in self.tools[:3]]
         return [*(Message("assistant", tool_calls=(call,)) for call in calls), Message("assistant", "7")]
 
     async def is_deterministic(self) -> str:
@@ -391,6 +362,11 @@ class _Checker:
         return f"{self.seconds * 1e3:.3f} ms for make, reset, one step and close"
 
 
+def _content(task: Task) -> str:
+    """What makes two tasks the same to the model: what it is shown, or what the environment starts from."""
+    return repr((task.messages, sorted(task.data.items()), None if task.messages else task.reference))
+
+
 def _same(first: list[Any], second: list[Any], advice: str) -> None:
     for turn, (one, two) in enumerate(zip(first, second, strict=False)):
         if one != two:
@@ -398,26 +374,3 @@ def _same(first: list[Any], second: list[Any], advice: str) -> None:
             raise Broken(f"{name} differs: {one!r:.200} and {two!r:.200}", advice)
     if len(first) != len(second):
         raise Broken(f"one episode has {len(first) - 1} steps, the other {len(second) - 1}", advice)
-
-
-def _example(schema: Any) -> Any:
-    """Some value that fits a JSON schema."""
-    if not isinstance(schema, dict):
-        return "a"
-    if "default" in schema:
-        return schema["default"]
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            return _example(schema[key][0])
-    kind = schema.get("type")
-    if kind == "object":
-        return {k: _example(v) for k, v in schema.get("properties", {}).items()}
-    if kind == "array":
-        return [_example(schema.get("items"))] if schema.get("minItems") else []
-    if kind in ("integer", "number"):
-        return max(schema.get("minimum", 1), schema.get("exclusiveMinimum", 0) + 1)
-    return {"boolean": True, "null": None}.get(str(kind), "a")

@@ -211,7 +211,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
+JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
@@ -240,7 +240,7 @@ def check_against_schema(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, 
 def _coerced(tool: str, name: str, value: Any, schema: Any) -> Any:
     wanted = schema.get("type") if isinstance(schema, Mapping) else None
     kinds = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    allowed = tuple(kind for key in kinds for kind in _JSON_TYPES.get(key, (object,)))
+    allowed = tuple(kind for key in kinds for kind in JSON_TYPES.get(key, (object,)))
     is_bool = isinstance(value, bool)  # bool is an int in Python, not in JSON
     if not kinds or (isinstance(value, allowed) and not (is_bool and bool not in allowed)):
         return value
@@ -254,30 +254,3 @@ def _coerced(tool: str, name: str, value: Any, schema: Any) -> Any:
     raise ToolError(
         f"{tool}: argument {name!r} is {_shown(value)}; it should be of type {' or '.join(kinds)}"
     )
-
-
-def schema_problems(schema: Any, path: str = "parameters") -> list[str]:
-    """What is wrong with a tool's JSON schema, in words; empty where nothing is."""
-    if not isinstance(schema, Mapping):
-        return [f"{path} is {_shown(schema)}; a schema is a dict"]
-    out = []
-    if path == "parameters" and schema.get("type") != "object":
-        out.append(f"{path} has type {schema.get('type')!r}; the arguments of a tool are an 'object'")
-    kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in _JSON_TYPES:
-            out.append(f"{path} has type {kind!r}.{nearest(str(kind), _JSON_TYPES)}")
-    properties = schema.get("properties", {})
-    if not isinstance(properties, Mapping):
-        return [*out, f"{path}.properties is {_shown(properties)}; it maps names to schemas"]
-    for name in schema.get("required", ()):
-        if name not in properties:
-            out.append(f"{path} requires {name!r}, which is not among its properties")
-    for name, value in properties.items():
-        out += schema_problems(value, f"{path}.{name}")
-    for key in ("anyOf", "oneOf", "allOf"):
-        for i, value in enumerate(schema.get(key, ())):
-            out += schema_problems(value, f"{path}.{key}[{i}]")
-    if isinstance(schema.get("items"), Mapping):
-        out += schema_problems(schema["items"], f"{path}[]")
-    return out

@@ -11,10 +11,11 @@ None means "could not be scored", never 0. Every function may be async.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from stepladder.boundary import shown, to_score
 from stepladder.deadlines import guarded
@@ -166,13 +167,14 @@ async def _scores(
             return await _whole_group(reward, items), {}
         except _CallFailed as error:
             return unscored, {i: error.failure for i, _ in items}
-    failures: dict[int, Failure] = {}
-    for i, trajectory in items:
-        try:
-            unscored[i] = to_score(await _one(reward, trajectory), where=f"reward {reward.name}")
-        except _CallFailed as error:
-            failures[i] = error.failure
-    return unscored, failures
+    outcomes = await asyncio.gather(*(_one(reward, trajectory) for _, trajectory in items))
+    scores, failures = unscored, dict[int, Failure]()
+    for (i, _), outcome in zip(items, outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            failures[i] = outcome
+        else:
+            scores[i] = outcome
+    return scores, failures
 
 
 class _CallFailed(Exception):
@@ -197,11 +199,18 @@ async def _call(reward: Reward, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         raise _CallFailed(error) from error
 
 
-async def _one(reward: Reward, trajectory: Trajectory) -> Any:
-    if reward.style == "trajectory":
-        return await _call(reward, (trajectory,), {})
-    takes_task = "task" in inspect.signature(reward.function).parameters
-    return await _call(reward, (final_answer(trajectory),), {"task": trajectory.task} if takes_task else {})
+async def _one(reward: Reward, trajectory: Trajectory) -> Score | Failure:
+    args: tuple[Any, ...] = (trajectory,)
+    kwargs: dict[str, Any] = {}
+    if reward.style == "answer":
+        args = (final_answer(trajectory),)
+        if "task" in inspect.signature(reward.function).parameters:
+            kwargs = {"task": trajectory.task}
+    try:
+        value = await _call(reward, args, kwargs)
+    except _CallFailed as error:
+        return error.failure
+    return to_score(value, where=f"reward {reward.name}")
 
 
 def final_answer(trajectory: Trajectory) -> str:
@@ -221,8 +230,8 @@ async def _whole_group(reward: Reward, items: Sequence[tuple[int, Trajectory]]) 
         )
     if len(values) != len(items):
         raise RewardError(
-            f"reward {reward.name} returned {len(values)} rewards for {len(items)} completions; return one for "
-            "each, in order (None for one that cannot be scored)"
+            f"reward {reward.name} returned {len(values)} rewards for {len(items)} completions; return one "
+            "for each, in order (None for one that cannot be scored)"
         )
     return {
         i: to_score(value, where=f"reward {reward.name}, completion {position},")
@@ -237,16 +246,14 @@ def group_columns(reward: Reward, trajectories: Sequence[Trajectory]) -> dict[st
     """
     tasks = [trajectory.task for trajectory in trajectories]
     # An environment may open with other messages than the task's: what precedes the policy is the prompt.
-    starts = [_prompt_length(trajectory) for trajectory in trajectories]
+    cut = [(t.messages, _prompt_length(t)) for t in trajectories]
     columns: dict[str, list[Any]] = {key: [task.data.get(key) for task in tasks] for key in tasks[0].data}
     columns |= {
         "reference": [task.reference for task in tasks],
         "domain": [task.domain for task in tasks],
         "id": [task.id for task in tasks],
-        "prompts": [[m.to_dict() for m in t.messages[:n]] for t, n in zip(trajectories, starts, strict=True)],
-        "completions": [
-            [m.to_dict() for m in t.messages[n:]] for t, n in zip(trajectories, starts, strict=True)
-        ],
+        "prompts": [[m.to_dict() for m in messages[:n]] for messages, n in cut],
+        "completions": [[m.to_dict() for m in messages[n:]] for messages, n in cut],
         "completion_ids": [[i for turn in t.turns for i in turn.token_ids] for t in trajectories],
     }
     parameters = inspect.signature(reward.function).parameters.values()
@@ -258,7 +265,7 @@ def group_columns(reward: Reward, trajectories: Sequence[Trajectory]) -> dict[st
                 f"reward {reward.name} asks for the column {parameter.name!r}, which the tasks do not have."
                 f"{nearest(parameter.name, columns)} They have: {', '.join(sorted(columns))}"
             )
-    return {p.name: cast(list[Any], columns[p.name]) for p in parameters if p.name in columns}
+    return {p.name: columns[p.name] for p in parameters if p.name in columns}
 
 
 def _prompt_length(trajectory: Trajectory) -> int:
