@@ -43,6 +43,7 @@ class TaskTable:
     def __init__(self, cls: type, tasks: Any) -> None:
         self.cls = cls
         self.name = cls.__name__
+        self.disjoint_splits = getattr(cls, "disjoint_splits", True)
         self._given = tasks
         self._own = tasks is None and all(callable(getattr(cls, n, None)) for n in ("splits", "count", "get"))
         self._cache: dict[str, tuple[Task, ...]] = {}

@@ -211,7 +211,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
+JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
@@ -240,7 +240,7 @@ def check_against_schema(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, 
 def _coerced(tool: str, name: str, value: Any, schema: Any) -> Any:
     wanted = schema.get("type") if isinstance(schema, Mapping) else None
     kinds = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    allowed = tuple(kind for key in kinds for kind in _JSON_TYPES.get(key, (object,)))
+    allowed = tuple(kind for key in kinds for kind in JSON_TYPES.get(key, (object,)))
     is_bool = isinstance(value, bool)  # bool is an int in Python, not in JSON
     if not kinds or (isinstance(value, allowed) and not (is_bool and bool not in allowed)):
         return value

@@ -1,0 +1,1 @@
+"""Rewards: functions and models that score finished episodes."""
