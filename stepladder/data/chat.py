@@ -1,12 +1,12 @@
 """The renderer: one model's tokenizer, chat template and tool format, ready to hold conversations.
 
-    renderer = Renderer(tokenizer)
-    conversation = renderer.start(messages, tools)
-    generation = engine(conversation.prompt_ids, stop=renderer.stop_token_ids)
-    message = conversation.add_turn(generation, sampling)
-    conversation.add_messages(environment.step(message).messages)
-    ...
-    samples = conversation.samples("trajectory-0", "group-0")
+renderer = Renderer(tokenizer)
+conversation = renderer.start(messages, tools)
+generation = engine(conversation.prompt_ids, stop=renderer.stop_token_ids)
+message = conversation.add_turn(generation, sampling)
+conversation.add_messages(environment.step(message).messages)
+...
+samples = conversation.samples("trajectory-0", "group-0")
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepladder.data.conversation import Conversation
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
 from stepladder.data.tool_format import ToolFormat, detect_tool_format
-from stepladder.errors import DataError
+from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
 
 HistoryEdit = Literal["split", "error"]
@@ -78,7 +78,16 @@ class Renderer:
         return tuple(sorted(known))
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
-        """A conversation that begins with `messages`, ready to sample the assistant's turn."""
+        """A conversation that begins with `messages`, ready to sample the assistant's turn.
+
+        Raises `TemplateError` when the template cannot render them, or has no way to show the tools.
+        """
+        if tools and self.tool_format.name == "none":
+            raise TemplateError(
+                f"this tokenizer's chat template shows no tools, but {len(tools)} were given "
+                f"({tools[0].name!r} first); use tiny_tokenizer() with its full alphabet, or an environment "
+                f"in plain mode"
+            )
         return Conversation(self, messages, tools)
 
     def demonstration(
@@ -204,9 +213,7 @@ class Renderer:
         for call in Message("assistant", tool_calls=tuple(calls)).to_dict()["tool_calls"]:
             call = self._shield_values(call)
             if self.dialect.json_arguments:
-                call["function"]["arguments"] = json.dumps(
-                    call["function"]["arguments"], ensure_ascii=False
-                )
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             found.append(call)
         return {"tool_calls": found}
 

@@ -133,9 +133,7 @@ class Conversation:
         if text is not None and text not in (raw, self._renderer.decode(ids)):
             raise EngineError(f"the engine's text {text[:80]!r} is not what its ids spell: {raw[:80]!r}")
         self._turns.append(
-            Turn(
-                prompt, ids, generation.logprobs, sampling, generation.versions, generation.finish_reason
-            )
+            Turn(prompt, ids, generation.logprobs, sampling, generation.versions, generation.finish_reason)
         )
         return self._append_turn(ids, generation.logprobs, raw, trained=True)
 
@@ -159,9 +157,7 @@ class Conversation:
             calls = tuple(
                 replace(call, id=f"call{turn % 1000:03d}{i % 100:02d}") for i, call in enumerate(parsed.calls)
             )
-            message = Message(
-                "assistant", parsed.text, tool_calls=calls, reasoning=parsed.reasoning, raw=raw
-            )
+            message = Message("assistant", parsed.text, tool_calls=calls, reasoning=parsed.reasoning, raw=raw)
         segment = self._segments[-1]
         segment.append(ids, logprobs, turn, trained)
         segment.committed = len(segment.ids)
@@ -256,7 +252,9 @@ class Conversation:
             return
         segment = self._segments[-1]
         old, new = segment.ids[: segment.committed], self._renderer.control.encode(text)
-        at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new))
+        )
         decode = self._renderer.decode
         raise TemplateError(
             f"the chat template rewrites what was already said, so the conversation has no common prefix: "
@@ -266,7 +264,7 @@ class Conversation:
         )
 
     def _find_think_prefix(self, text: str) -> str:
-        """The thinking tag that the generation prompt opened (or opened and closed), which belongs to the turn."""
+        """The thinking tag that the generation prompt opens (or opens and closes): part of the turn."""
         bare = self._render(len(self._dicts), generation_prompt=False)
         header = text[len(common_prefix(bare, text)) :]
         start = header.rfind("<think>")

@@ -53,7 +53,9 @@ def demonstrate(
         following = messages[index + 1 : len(messages) if last else turns[place + 1]]
         if not last:
             if not following:
-                raise DataError(f"messages {index} and {index + 1} are both the assistant's; join them into one")
+                raise DataError(
+                    f"messages {index} and {index + 1} are both the assistant's; join them into one"
+                )
             conversation.add_messages(following)
     samples = conversation.samples(trajectory_id, group_id)
     if train == "full":
@@ -93,4 +95,3 @@ def _with_reasoning(renderer: Renderer, message: Message, body: str) -> str:
     reasoning = message.reasoning if message.reasoning is not None else parsed.reasoning
     shielded = renderer.control.shield(reasoning or "", structural=True)
     return f"{shielded}\n</think>\n\n{body}"
-

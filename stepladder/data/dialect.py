@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import jinja2
@@ -11,7 +12,6 @@ import jinja2
 from stepladder.data.control import Tokenizer
 from stepladder.errors import TemplateError
 
-Rendered: TypeAlias = str
 ChatDict: TypeAlias = dict[str, Any]
 
 # Letters only: no template trims, splits or escapes them, and no tokenizer knows them as one token.
@@ -54,8 +54,8 @@ def render(
     *,
     generation_prompt: bool,
     template_kwargs: Mapping[str, Any],
-) -> Rendered:
-    """The template's text. Raises `TemplateError` with the template's own words and the roles it was given."""
+) -> str:
+    """The template's text. Raises `TemplateError` with the template's own words and the roles received."""
     if not getattr(tokenizer, "chat_template", None):
         raise TemplateError(
             "the tokenizer has no chat template, so messages cannot be rendered; use an instruct model, or "
@@ -80,7 +80,7 @@ def render(
 
 def _advice(problem: str, messages: Sequence[ChatDict]) -> str:
     roles = [message.get("role") for message in messages]
-    if any(a == b == "user" for a, b in zip(roles, roles[1:], strict=False)):
+    if any(a == b == "user" for a, b in pairwise(roles)):
         return " Join neighbouring user messages into one."
     if roles and roles[0] == "assistant":
         return " Begin the conversation with a user message."

@@ -36,7 +36,7 @@ Parser: TypeAlias = Callable[[str], ParsedText]
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """(reasoning, rest). A block that never closes is all reasoning; a lone close was opened by the prompt."""
+    """(reasoning, rest). An unclosed block is all reasoning; a lone close was opened by the prompt."""
     head, opened, tail = text.partition(THINK_OPEN)
     if opened and not head.strip():
         reasoning, closed, rest = tail.partition(THINK_CLOSE)
@@ -45,6 +45,12 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
     if closed and THINK_OPEN not in reasoning:
         return reasoning.strip(), rest
     return None, text
+
+
+def parse_text(text: str) -> ParsedText:
+    """Text and reasoning only: for a model without tools."""
+    reasoning, rest = split_reasoning(text)
+    return ParsedText(rest.strip(), (), reasoning)
 
 
 def parse_hermes(text: str) -> ParsedText:

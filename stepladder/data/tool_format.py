@@ -23,6 +23,7 @@ from stepladder.data.parsers import (
     parse_function_xml,
     parse_hermes,
     parse_llama_json,
+    parse_text,
 )
 from stepladder.types import ToolCall
 
@@ -86,6 +87,7 @@ LLAMA_JSON = ToolFormat(
 FENCED = ToolFormat(
     "fenced", parse_fenced, lambda call: f"```tool_call\n{_json_call(call, 'arguments')}\n```"
 )
+NO_TOOLS = ToolFormat("none", parse_text, lambda call: "")
 
 
 def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
@@ -98,7 +100,7 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
     template = str(tokenizer.chat_template)
     wrapped = tool_template.style_of(template)
     if wrapped is not None:
-        return {"plain": PLAIN, "fenced": FENCED}[wrapped]
+        return {"plain": PLAIN, "fenced": FENCED, "none": NO_TOOLS}[wrapped]
     if dialect.tools:
         if "<function=" in template and "<tool_call>" in template:
             return FUNCTION_XML
