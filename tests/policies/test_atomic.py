@@ -30,9 +30,14 @@ def test_failure_keeps_the_previous_one(tmp_path: Path, error: type[BaseExceptio
     final = tmp_path / "a"
     with atomic.atomic_directory(final) as folder:
         (folder / "x").write_text("old")
-    with pytest.raises(error), atomic.atomic_directory(final) as folder:
-        (folder / "x").write_text("new")
-        raise error
+
+    def fails() -> None:
+        with atomic.atomic_directory(final) as folder:
+            (folder / "x").write_text("new")
+            raise error
+
+    with pytest.raises(error):
+        fails()
     assert (final / "x").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,8 +113,6 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
     )
     script = tmp_path.parent / "script.py"
     script.write_text(code)
-    import sys
-
     command = f"{mount} && {sys.executable} {script} {tmp_path}"
     done = subprocess.run([*wrap, command], capture_output=True, text=True)
     assert "too full for the checkpoint of step 2" in done.stdout, done.stderr
@@ -239,7 +238,7 @@ def test_a_planted_pickle_is_not_run(tmp_path: Path) -> None:
         (good / name).write_bytes(bomb)
     with pytest.warns(RuntimeWarning, match="skipping"):
         assert store.latest() is None
-    with pytest.raises(CheckpointError, match="state.json"):
+    with pytest.raises(CheckpointError, match=r"state\.json"):
         read_state(good)
     for name in names:
         with pytest.raises(CheckpointError, match="not a readable safetensors file"):
