@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stepladder.agents import Agents
-from stepladder.environments.environment import Environment, World
+from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.rollout import Limits, Scorer, rollout
-from stepladder.types import Message, Reset, Step, Task, Trajectory
+from stepladder.types import Message, Reset, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def solved(trajectory: Trajectory) -> bool:
     return trajectory.score.value is not None and trajectory.score.value >= 1.0
 
 
-def held_out(world: World, split: str, n: int) -> list[Task]:
+def held_out(world: CheckedWorld, split: str, n: int) -> list[Task]:
     """The first `n` tasks of a split. Raises ConfigError where there are fewer."""
     splits = list(world.splits())
     if split not in splits:
@@ -79,7 +78,7 @@ def held_out(world: World, split: str, n: int) -> list[Task]:
 
 async def evaluate(
     agents: Agents,
-    world: World,
+    world: CheckedWorld,
     tasks: Sequence[Task],
     *,
     temperature: float,
@@ -143,48 +142,24 @@ def used_tool(trajectory: Trajectory) -> bool:
     )
 
 
-class WithExamples:
+class WithExamples(CheckedWorld):
     """A world whose every prompt is preceded by worked examples: is training needed at all?"""
 
-    def __init__(self, world: World, examples: Sequence[Sequence[Message]]) -> None:
-        self.world = world
+    def __init__(self, world: CheckedWorld, examples: Sequence[Sequence[Message]]) -> None:
+        super().__init__(world.inner, world.deadline)
         self.examples = [m for example in examples for m in example if m.role != "system"]
-        self.inline = getattr(world, "inline", False)
 
-    def splits(self) -> Sequence[str]:
-        return self.world.splits()
-
-    def count(self, split: str) -> int:
-        return self.world.count(split)
-
-    def get(self, split: str, index: int) -> Task:
-        return self.world.get(split, index)
-
-    def setup(self) -> Any:
-        return self.world.setup()
-
-    def teardown(self) -> Any:
-        return self.world.teardown()
-
-    def make(self) -> Environment:
-        return _ExampleEnvironment(self.world.make(), self.examples)
+    def make(self) -> CheckedEnvironment:
+        return _ExampleEnvironment(super().make(), self.examples)
 
 
-class _ExampleEnvironment:
-    def __init__(self, environment: Environment, examples: list[Message]) -> None:
-        self.environment, self.examples = environment, examples
+class _ExampleEnvironment(CheckedEnvironment):
+    def __init__(self, environment: CheckedEnvironment, examples: list[Message]) -> None:
+        super().__init__(environment.inner, environment.name, environment._deadline)
+        self.examples = examples
 
     async def reset(self, task: Task, *, seed: int) -> Reset:
-        import inspect
-
-        result = self.environment.reset(task, seed=seed)
-        reset: Reset = await result if inspect.isawaitable(result) else result
+        reset = await super().reset(task, seed=seed)
         head = [m for m in reset.messages[:1] if m.role == "system"]
         rest = reset.messages[len(head) :]
         return replace(reset, messages=(*head, *self.examples, *rest))
-
-    def step(self, message: Message) -> Step:
-        return self.environment.step(message)  # type: ignore[return-value]
-
-    def close(self) -> Any:
-        return self.environment.close()

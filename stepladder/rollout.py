@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepladder.agents import Agent, Agents
-from stepladder.deadlines import PROGRAMMING_ERRORS, DeadlinePassed, call_bounded
-from stepladder.environments.environment import Environment, World
-from stepladder.errors import BoundaryError, EnvironmentFault, RewardError, StepladderError
+from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
+from stepladder.errors import BoundaryError, RewardError
 from stepladder.types import (
     Failure,
     Group,
     Message,
-    Reset,
     Score,
     Step,
     StopReason,
@@ -37,11 +35,10 @@ Progress = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may cost: turns, tokens an observation, seconds a call of the environment."""
+    """What an episode may cost: turns, tokens an observation; and how many are played at once."""
 
     max_turns: int = 8
     max_observation_tokens: int = 512
-    deadline: float = 60.0
     concurrency: int = 256
 
 
@@ -67,7 +64,7 @@ def derive_seed(*parts: object) -> int:
 
 async def rollout(
     agents: Agents,
-    world: World,
+    world: CheckedWorld,
     tasks: Sequence[tuple[str, Task]],
     *,
     group_size: int,
@@ -109,7 +106,7 @@ async def rollout(
 
 
 async def _play(
-    agent: Agent, world: World, request: Request, limits: Limits, on_trajectory: Progress | None
+    agent: Agent, world: CheckedWorld, request: Request, limits: Limits, on_trajectory: Progress | None
 ) -> Trajectory:
     try:
         trajectory = await Episode(agent, world, request, limits).play()
@@ -123,7 +120,7 @@ async def _play(
 class Episode:
     """The state of one episode while it is played."""
 
-    def __init__(self, agent: Agent, world: World, request: Request, limits: Limits) -> None:
+    def __init__(self, agent: Agent, world: CheckedWorld, request: Request, limits: Limits) -> None:
         self.agent, self.world, self.request, self.limits = agent, world, request, limits
         self.rewards: list[float | None] = []
         self.parts: dict[str, float | None] = {}
@@ -134,7 +131,7 @@ class Episode:
         started = time.monotonic()
         failure: Failure | None = None
         stop: StopReason = "failed"
-        environment: Environment | None = None
+        environment: CheckedEnvironment | None = None
         try:
             environment = self.world.make()
             stop = await self._loop(environment)
@@ -148,10 +145,8 @@ class Episode:
             stop = "failed"
         return self._record(stop, failure, time.monotonic() - started)
 
-    async def _loop(self, environment: Environment) -> StopReason:
-        reset: Reset = await self._call(
-            "reset", environment.reset, self.request.task, seed=self.request.task.seed
-        )
+    async def _loop(self, environment: CheckedEnvironment) -> StopReason:
+        reset = await environment.reset(self.request.task, seed=self.request.task.seed)
         self.info.update(reset.info)
         self.agent.begin(reset.messages, reset.tools)
         for turn in range(self.limits.max_turns):
@@ -162,7 +157,7 @@ class Episode:
                 # The message is not whole: nothing of it is executed or graded.
                 self.rewards.append(0.0)
                 return "context" if act.finish_reason == "context" else "length"
-            step: Step = await self._call("step", environment.step, act.message)
+            step = await environment.step(act.message)
             self._take(step)
             if step.terminated:
                 return "terminated"
@@ -170,29 +165,16 @@ class Episode:
                 return "truncated"
             if not step.messages:
                 raise TypeError(
-                    f"step() of {type(environment).__name__} gave no message and no end; return a message "
+                    f"step() of {environment.name} gave no message and no end; return a message "
                     "for the model, or terminated=True"
                 )
             if turn + 1 < self.limits.max_turns:
                 self.agent.observe([self._cut(m) for m in step.messages])
         return "max_turns"
 
-    async def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One call of the environment, with its deadline; what it raises is filed under its boundary."""
-        where = f"{name}() of {type(method.__self__).__name__}"  # type: ignore[attr-defined]
-        inline = bool(getattr(self.world, "inline", False))
+    async def _close(self, environment: CheckedEnvironment) -> Failure | None:
         try:
-            return await call_bounded(method, args, kwargs, deadline=self.limits.deadline, inline=inline)
-        except DeadlinePassed as error:
-            raise EnvironmentFault(f"{where} took longer than {error.seconds:g} s") from error
-        except (StepladderError, *PROGRAMMING_ERRORS):
-            raise
-        except Exception as error:
-            raise EnvironmentFault(f"{where} raised {type(error).__name__}: {error}") from error
-
-    async def _close(self, environment: Environment) -> Failure | None:
-        try:
-            await self._call("close", environment.close)
+            await environment.close()
         except BoundaryError as error:
             return Failure("environment", type(error).__name__, str(error))
         return None

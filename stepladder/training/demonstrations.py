@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
 
 from stepladder.config import SftSection
-from stepladder.data.datasets import read_conversations
+from stepladder.data.datasets import read_demonstrations
 from stepladder.errors import ConfigError, DataError
 from stepladder.training.setup import Workbench
 from stepladder.types import Message, Tool, TrainingSample
@@ -21,7 +19,7 @@ def sft_samples(
     Raises ConfigError where the environment makes none, DataError where nothing is left to train on.
     """
     if settings.data is not None:
-        rows = [(r.messages, r.tools) for r in read_conversations(settings.data)]
+        rows = [(r.messages, r.tools) for r in read_demonstrations(settings.data)]
         if len(rows) <= settings.validation:
             raise DataError(
                 f"{settings.data} has {len(rows)} conversations, sft.validation holds back "
@@ -41,11 +39,19 @@ def sft_samples(
         shown = {_key(c) for c, _ in train}
         # The held-out ones come from the same families; a conversation that is in both is left out.
         held = [(c, tools) for c in make(settings.validation, seed + 1) if _key(c) not in shown]
-    render = bench.renderer.demonstration
-    return (
-        [s for i, (c, t) in enumerate(train) for s in render(c, t, trajectory_id=f"demo-{i}", group_id=f"demo-{i}", train=settings.train)],
-        [s for i, (c, t) in enumerate(held) for s in render(c, t, trajectory_id=f"held-{i}", group_id=f"held-{i}", train=settings.train)],
-    )
+    return _rendered(bench, settings, train, "demo"), _rendered(bench, settings, held, "held")
+
+
+def _rendered(
+    bench: Workbench, settings: SftSection, rows: Sequence[tuple[Sequence[Message], Sequence[Tool]]], name: str
+) -> list[TrainingSample]:
+    samples: list[TrainingSample] = []
+    for i, (messages, tools) in enumerate(rows):
+        key = f"{name}-{i}"
+        samples += bench.renderer.demonstration(
+            messages, tools, trajectory_id=key, group_id=key, train=settings.train
+        )
+    return samples
 
 
 def opening_tools(bench: Workbench) -> tuple[Tool, ...]:
@@ -55,16 +61,12 @@ def opening_tools(bench: Workbench) -> tuple[Tool, ...]:
     task = world.get(split, 0)
     environment = world.make()
 
-    async def look() -> Any:
-        reset = environment.reset(task, seed=task.seed)
-        reset = await reset if inspect.isawaitable(reset) else reset
-        closed = environment.close()
-        if inspect.isawaitable(closed):
-            await closed
-        return reset
+    async def look() -> tuple[Tool, ...]:
+        reset = await environment.reset(task, seed=task.seed)
+        await environment.close()
+        return reset.tools
 
-    tools: tuple[Tool, ...] = bench.runner.run(look()).tools
-    return tools
+    return bench.runner.run(look())
 
 
 def _key(conversation: Sequence[Message]) -> str:

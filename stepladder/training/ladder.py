@@ -23,8 +23,6 @@ from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_t
 from stepladder.policies.export import export_model
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.reports.html import write_html
-from stepladder.reports.summary import write_summary
 from stepladder.training.demonstrations import sft_samples
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
@@ -288,6 +286,9 @@ class Ladder:
 
     def report(self) -> None:
         """Write summary.txt and report.html from what is in the folder."""
+        from stepladder.reports.html import write_html
+        from stepladder.reports.summary import write_summary
+
         write_html(self.folder.path)
         write_summary(self.folder.path)
 

@@ -12,6 +12,7 @@ import torch
 
 from stepladder.algorithms import Algorithm
 from stepladder.config import RlSection
+from stepladder.engines.request import Stats
 from stepladder.errors import EnvironmentFault
 from stepladder.evaluation import solved, used_tool
 from stepladder.objectives.advantages import constant_advantages, group_advantages
@@ -76,7 +77,7 @@ def run_rl(
             refuse_dead_world(groups)
             batch = make_batch(groups, row)
             metrics = rollout_metrics(groups)
-            metrics |= bench.engine.stats()
+            metrics |= _engine_metrics(bench.engine.stats())
             metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
             updated_at = time.monotonic()
             bench.engine.sync(state.step + 1)
@@ -124,7 +125,7 @@ def _updates(
             temperature=temperature,
             token_budget=settings.token_budget,
             correction=correction,
-            constant=float(bench.limits.max_tokens * bench.limits.max_turns),
+            constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
             reference=reference,
         )
         if update == 0:
@@ -207,6 +208,15 @@ def refuse_dead_world(groups: Sequence[Group]) -> None:
             f"all {len(played)} episodes of this step failed; the first at the {first.boundary}: "
             f"{first.message}. Nothing was trained on them; run `stepladder check-env` on the environment"
         )
+
+
+def _engine_metrics(stats: Stats) -> Metrics:
+    return {
+        "tokens_per_second": stats.tokens_per_second,
+        "rows_per_step": stats.rows_per_step,
+        "prefill_computed": float(stats.prefill_computed),
+        "prefill_saved": float(stats.prefill_saved),
+    }
 
 
 def _finished(settings: RlSection, state: RlState) -> bool:

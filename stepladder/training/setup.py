@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,11 @@ from stepladder.agents import Agents, policy_agents
 from stepladder.config import Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
-from stepladder.environments.environment import World, load_world
+from stepladder.environments.environment import CheckedWorld, load_world
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
 from stepladder.policies.tiny import tiny_model
-from stepladder.rewards.reward import load_rewards, score_group
+from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
 from stepladder.types import Group
 
@@ -28,7 +27,7 @@ class Workbench:
     """The parts of a run. `runner` owns the one event loop that every rollout of the run uses."""
 
     recipe: Recipe
-    world: World
+    world: CheckedWorld
     policy: Policy
     renderer: Renderer
     engine: LocalEngine
@@ -50,7 +49,7 @@ class Workbench:
     def close(self) -> None:
         """End the compute thread, the world and the event loop."""
         self.runner.run(self.engine.close())
-        self.runner.run(_maybe(self.world.teardown))
+        self.runner.run(self.world.teardown())
         self.runner.close()
 
 
@@ -59,9 +58,11 @@ def prepare(recipe: Recipe) -> Workbench:
     set_threads(recipe.run.threads)
     if recipe.run.exact:
         torch.use_deterministic_algorithms(True)
-    world = load_world(recipe.environment.name, **recipe.environment.options)
+    world = load_world(
+        recipe.environment.name, deadline=recipe.rollout.deadline, **recipe.environment.options
+    )
     runner = asyncio.Runner()
-    runner.run(_maybe(world.setup))
+    runner.run(world.setup())
     scorer = _scorer(recipe)
     policy = build_policy(recipe)
     if recipe.model.lora is not None:
@@ -84,7 +85,6 @@ def limits_of(recipe: Recipe) -> Limits:
     return Limits(
         max_turns=r.max_turns,
         max_observation_tokens=r.max_observation_tokens,
-        deadline=r.deadline,
         concurrency=r.concurrency,
     )
 
@@ -139,15 +139,9 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
 def _scorer(recipe: Recipe) -> Scorer | None:
     if not recipe.environment.rewards:
         return None
-    rewards = load_rewards(recipe.environment.rewards)
+    rewards = [as_reward(path) for path in recipe.environment.rewards]
 
     async def score(group: Group) -> Group:
         return await score_group(group, rewards)
 
     return score
-
-
-async def _maybe(function: Any) -> None:
-    result = function()
-    if inspect.isawaitable(result):
-        await result

@@ -24,12 +24,17 @@ class SftState:
 
     epoch: int = 0
     step: int = 0
-    best_loss: float = float("inf")
+    best_loss: float | None = None  # None: nothing validated yet
     best_epoch: int = -1
     best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
 
     def plain(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "step": self.step, "best_loss": self.best_loss, "best_epoch": self.best_epoch}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "best_loss": self.best_loss,
+            "best_epoch": self.best_epoch,
+        }
 
 
 def run_sft(
@@ -51,7 +56,7 @@ def run_sft(
     if not samples:
         raise DataError("there is nothing to train on: the demonstrations are empty; give at least one")
     started = time.monotonic()
-    if held_out and state.best_epoch < 0 and state.epoch == 0:
+    if held_out and state.best_loss is None:
         state.best_loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
     while state.epoch < settings.epochs:
         order = list(range(len(samples)))
@@ -70,7 +75,7 @@ def run_sft(
         if held_out:
             loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
             on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch)})
-            if loss < state.best_loss:
+            if state.best_loss is None or loss < state.best_loss:
                 state.best_loss, state.best_epoch = loss, state.epoch
                 state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
         on_epoch(state)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from stepladder.environments.environment import World
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.types import Task
 
@@ -24,7 +24,7 @@ class TaskSampler:
     mostly unsolved (so that it is not given up) and .04 once it is solved (so that it is not forgotten).
     """
 
-    def __init__(self, world: World, split: str, *, mode: Literal["uniform", "adaptive"], seed: int) -> None:
+    def __init__(self, world: CheckedWorld, split: str, *, mode: Literal["uniform", "adaptive"], seed: int) -> None:
         self.world, self.split, self.mode, self.seed = world, split, mode, seed
         self.count = world.count(split)
         if self.count < 1:
