@@ -294,7 +294,7 @@ def _override(data: dict[str, Any], text: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"{key!r} goes through {parent!r}, which is a value, not a section")
         data = child
-    if raw.strip() in ("none", "None"):
+    if raw.strip() == "null":  # "none" is a value of several keys
         data.pop(last, None)
         return
     try:
