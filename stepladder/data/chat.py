@@ -21,6 +21,7 @@ from stepladder.data.control import ControlText, Tokenizer
 from stepladder.data.conversation import Conversation
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
+from stepladder.data.parsers import ParsedText
 from stepladder.data.tool_format import ToolFormat, detect_tool_format
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
@@ -60,6 +61,8 @@ class Renderer:
         self.stop_token_ids = self._find_stops(extra_stop_ids)
         self._stop_texts = {i: text for text, i in self.control.ids.items() if i in self.stop_token_ids}
         self.stop_pattern = re.compile("|".join(map(re.escape, self._stop_texts.values())) or r"(?!)")
+        lead = self.dialect.lead
+        self._lead = lead if self.control.special_ids.intersection(self.control.find(lead)) else ""
         # The common text after an assistant's content may end inside the next control token: cut it there.
         self.end_text = re.sub(r"[<\[][^>\]]*\Z", "", self.dialect.end_text)
 
@@ -126,6 +129,14 @@ class Renderer:
             self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
+    def read(self, text: str, *, prefix: str = "") -> ParsedText:
+        """What an assistant turn says. `prefix` is the thinking tag that its generation prompt opened.
+
+        A header that the template puts before the content (gpt-oss: "<|channel|>final<|message|>") is not
+        part of it.
+        """
+        return self.tool_format.parse(prefix + text.removeprefix(self._lead))
+
     def stop_text(self, token_id: int) -> str:
         """How a stop token is written; an empty text for any other token."""
         return self._stop_texts.get(token_id, "")
@@ -187,14 +198,23 @@ class Renderer:
         """
         broken = any(call.error is not None for call in message.tool_calls)
         if broken and message.raw is not None:
-            parsed_text = message.raw if message.reasoning is None else after_reasoning(message.raw)
-            return self._assistant_dict(parsed_text, message.reasoning, ())
+            return self.as_text(message)
         if message.raw is not None and not message.tool_calls and message.reasoning is None:
-            return self._assistant_dict(message.raw, None, ())
+            return self.as_text(message)
         if not isinstance(message.content, str):
             out: ChatDict = {"role": "assistant", "content": self._content(message, structural=True)}
             return out | self._calls(message.tool_calls)
         return self._assistant_dict(message.content, message.reasoning, message.tool_calls)
+
+    def as_text(self, message: Message) -> ChatDict:
+        """An assistant message with its calls left in its text."""
+        if message.raw is None:
+            written = [self.tool_format.write(call) for call in message.tool_calls]
+            return self._assistant_dict("\n".join([message.text, *written]).strip(), message.reasoning, ())
+        text = message.raw.removeprefix(self._lead)
+        if message.reasoning is not None:
+            text = text.partition("</think>")[2].lstrip("\n")
+        return self._assistant_dict(text, message.reasoning, ())
 
     def _assistant_dict(self, text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ChatDict:
         out: ChatDict = {"role": "assistant"}
@@ -225,11 +245,6 @@ class Renderer:
         if isinstance(value, list | tuple):
             return [self._shield_values(item) for item in value]
         return value
-
-
-def after_reasoning(raw: str) -> str:
-    """What an assistant wrote after its thinking block."""
-    return raw.partition("</think>")[2].lstrip("\n")
 
 
 def _system_into_user(messages: list[Message]) -> list[Message]:

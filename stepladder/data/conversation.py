@@ -63,6 +63,7 @@ class Conversation:
         self._awaiting = True  # the ids end with a generation prompt
         self._last_meaning: Meaning | None = None  # what the last turn says
         self._last_index = -1  # its place among the dicts
+        self._last_message = -1  # ... and among the messages
         self.neutralised = renderer.control.count(str((self._tools, self._dicts)))
         self.history_edits = 0
         text = self._render(len(self._dicts), generation_prompt=True)
@@ -152,7 +153,7 @@ class Conversation:
         message: Message | None = None,
     ) -> Message:
         turn = len(self._turns) - 1
-        parsed = self._renderer.tool_format.parse(self.think_prefix + raw)
+        parsed = self._renderer.read(raw, prefix=self.think_prefix)
         if message is None:
             calls = tuple(
                 replace(call, id=f"call{turn % 1000:03d}{i % 100:02d}") for i, call in enumerate(parsed.calls)
@@ -161,6 +162,7 @@ class Conversation:
         segment = self._segments[-1]
         segment.append(ids, logprobs, turn, trained)
         segment.committed = len(segment.ids)
+        self._last_message = len(self._messages)
         self._messages.append(message)
         self._last_index = len(self._dicts)
         self._dicts += self._renderer.chat_dicts([message])
@@ -179,7 +181,7 @@ class Conversation:
         dicts = self._renderer.chat_dicts(messages)
         self._dicts += dicts
         self.neutralised += self._renderer.control.count(str(dicts))
-        text = self._render(len(self._dicts), generation_prompt=True)
+        text = self._render_prompt()
         segment = self._segments[-1]
         if segment.committed == 0:  # nothing sampled yet: it is still the opening prompt
             self._segments.pop()
@@ -206,6 +208,17 @@ class Conversation:
         dicts = self._dicts[:count]
         return self._renderer.render(dicts, self._tools, generation_prompt=generation_prompt)
 
+    def _render_prompt(self) -> str:
+        """The next prompt. Calls that the template refuses (Llama: two at once) stay text."""
+        try:
+            return self._render(len(self._dicts), generation_prompt=True)
+        except TemplateError:
+            said = self._messages[self._last_message] if self._last_index >= 0 else None
+            if said is None or "tool_calls" not in self._dicts[self._last_index]:
+                raise
+            self._dicts[self._last_index] = self._renderer.as_text(said)
+            return self._render(len(self._dicts), generation_prompt=True)
+
     def _begin_segment(self, text: str) -> None:
         self._segments.append(_Segment())
         self._append_context(text, self._messages)
@@ -225,7 +238,7 @@ class Conversation:
         rest = text[len(self._prompt_text) :]
         for own, after in self._candidates(rest):
             shown = self._renderer.control.reveal(own)
-            if meaning(self._renderer.tool_format.parse(self.think_prefix + shown)) == self._last_meaning:
+            if meaning(self._renderer.read(shown, prefix=self.think_prefix)) == self._last_meaning:
                 return self._without_sampled_stop(after)
         return None
 

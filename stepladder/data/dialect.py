@@ -35,7 +35,8 @@ class Dialect:
     put in front of the first user message. reasoning: the template renders `reasoning_content`; if not,
     reasoning travels inside the content. tools: tools, calls and results are all rendered.
     json_arguments: arguments must be a JSON string. end_text: what follows an assistant's content before
-    anything else; final_text: what follows it when it is the last message.
+    anything else; final_text: what follows it when it is the last message. lead: what the template puts
+    between the generation prompt and the content (gpt-oss: "<|channel|>final<|message|>").
     """
 
     parts: bool
@@ -45,6 +46,7 @@ class Dialect:
     json_arguments: bool
     end_text: str
     final_text: str
+    lead: str
 
 
 def render(
@@ -118,7 +120,10 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
             "fix the template: it must render message['content']"
         )
     answer: ChatDict = {"role": "assistant", "content": wrap(_ANSWER)}
-    final = _after(tried([user, answer]), _ANSWER)
+    asked = render(tokenizer, [user], generation_prompt=True, template_kwargs=template_kwargs)
+    answered = tried([user, answer])
+    lead = answered[len(asked) :].partition(_ANSWER)[0] if answered.startswith(asked) else ""
+    final = _after(answered, _ANSWER)
     going_on = tried([user, answer, {"role": "user", "content": wrap(_SECOND)}])
     end_text = common_prefix(final, _after(going_on, _ANSWER))
     thought = [user, answer | {"reasoning_content": _THOUGHT}]
@@ -135,6 +140,7 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
         json_arguments=known[1] and not known[0],
         end_text=end_text,
         final_text=final,
+        lead=lead,
     )
 
 

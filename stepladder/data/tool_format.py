@@ -106,6 +106,6 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
             return FUNCTION_XML
         if "<tool_call>" in template and '"arguments' in template.replace('\\"', '"'):
             return HERMES
-        if "python_tag" in template or '"parameters": ' in template:
+        if "python_tag" in template or '"parameters": dictionary' in template:
             return LLAMA_JSON
     return PLAIN.for_template(template, system=dialect.system, parts=dialect.parts)
