@@ -21,7 +21,8 @@ from stepladder.data.control import ControlText, Tokenizer
 from stepladder.data.conversation import Conversation
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
-from stepladder.data.parsers import ParsedText
+from stepladder.data.parsers import ParsedText, split_reasoning
+from stepladder.data.spelling import Spelling
 from stepladder.data.tool_format import ToolFormat, detect_tool_format
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
@@ -61,10 +62,9 @@ class Renderer:
         self.stop_token_ids = self._find_stops(extra_stop_ids)
         self._stop_texts = {i: text for text, i in self.control.ids.items() if i in self.stop_token_ids}
         self.stop_pattern = re.compile("|".join(map(re.escape, self._stop_texts.values())) or r"(?!)")
-        lead = self.dialect.lead
-        self._lead = lead if self.control.special_ids.intersection(self.control.find(lead)) else ""
         # The common text after an assistant's content may end inside the next control token: cut it there.
         self.end_text = re.sub(r"[<\[][^>\]]*\Z", "", self.dialect.end_text)
+        self._spelling = Spelling.of(self.dialect, self.control, self.stop_pattern)
 
     def _find_stops(self, extra: Sequence[int]) -> tuple[int, ...]:
         """Ids that end a turn: the tokenizer's, the generation config's, the template's own terminator."""
@@ -130,12 +130,8 @@ class Renderer:
         )
 
     def read(self, text: str, *, prefix: str = "") -> ParsedText:
-        """What an assistant turn says. `prefix` is the thinking tag that its generation prompt opened.
-
-        A header that the template puts before the content (gpt-oss: "<|channel|>final<|message|>") is not
-        part of it.
-        """
-        return self.tool_format.parse(prefix + text.removeprefix(self._lead))
+        """What an assistant turn says. `prefix` is the thinking tag that its generation prompt opened."""
+        return self.tool_format.parse(prefix + self._spelling.plain(text))
 
     def stop_text(self, token_id: int) -> str:
         """How a stop token is written; an empty text for any other token."""
@@ -146,7 +142,7 @@ class Renderer:
         end: ChatDict = {"role": "tool" if message.tool_calls else "user", "content": "x"}
         if self.dialect.parts:
             end["content"] = dialects.as_parts("x")
-        dicts = [*self.chat_dicts([Message("user", "x"), message]), end]
+        dicts = [*self.chat_dicts([Message("user", "x"), Message("assistant", "x")]), end]
         shown = self.render(dicts[:2], (), generation_prompt=False)
         both = self.render(dicts, (), generation_prompt=False)
         following = self.control.find(both[len(shown) :]) if both.startswith(shown) else []
@@ -211,15 +207,15 @@ class Renderer:
         if message.raw is None:
             written = [self.tool_format.write(call) for call in message.tool_calls]
             return self._assistant_dict("\n".join([message.text, *written]).strip(), message.reasoning, ())
-        text = message.raw.removeprefix(self._lead)
+        text = self._spelling.plain(message.raw)
         if message.reasoning is not None:
-            text = text.partition("</think>")[2].lstrip("\n")
+            text = split_reasoning(text if "</think>" in text else "<think>" + text)[1].lstrip("\n")
         return self._assistant_dict(text, message.reasoning, ())
 
     def _assistant_dict(self, text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ChatDict:
         out: ChatDict = {"role": "assistant"}
         if reasoning is not None and self.dialect.reasoning:
-            out["reasoning_content"] = self.control.shield(reasoning, structural=True)
+            out |= dialects.with_reasoning(self.control.shield(reasoning, structural=True))
         elif reasoning is not None:
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"
         text = self.control.shield(text, structural=True)

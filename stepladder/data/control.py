@@ -84,6 +84,10 @@ class ControlText:
         """The added tokens that stand in a text of the template's own, in order."""
         return [] if self._all is None else [self.ids[m.group()] for m in self._all.finditer(text)]
 
+    def text(self, token_id: int) -> str:
+        """How an added token is written."""
+        return self._by_id[token_id]
+
     def encode(self, text: str, *, after: int | None = None) -> list[int]:
         """Ids of rendered, shielded text. `after` is the id before it; None at the start of a prompt."""
         ids: list[int] = []

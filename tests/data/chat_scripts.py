@@ -68,6 +68,8 @@ EOS = {
     "gptoss": "<|return|>",
     "llava": "</s>",
 }
+# ... and what their generation config adds.
+EXTRA = {"gptoss": ("<|call|>",), "glm4moe": ("<|observation|>", "<|user|>")}
 
 
 @dataclass
@@ -82,7 +84,8 @@ class Held:
 def make_renderer(name: str, template: str) -> Renderer:
     """A renderer over a tokenizer made for the template."""
     eos = next((token for family, token in EOS.items() if name.startswith(family)), "<eos>")
-    return Renderer(tokenizer_for(template, eos=eos))
+    tokenizer = tokenizer_for(template, eos=eos)
+    return Renderer(tokenizer, extra_stop_ids=tokenizer.convert_tokens_to_ids(list(EXTRA.get(name, ()))))
 
 
 def template_text(renderer: Renderer, messages: Any, tools: Any, generation_prompt: bool) -> str:
@@ -121,7 +124,13 @@ def natural_text(renderer: Renderer, history: Any, message: Message, tools: Any)
         calls = [renderer.tool_format.write(call) for call in message.tool_calls]
         own = closing + "\n".join([message.text, *calls]).strip()
     stop = renderer.stop_pattern.search(own)
-    return own[: stop.end()] if stop else own.rstrip("\n") + renderer.tokenizer.eos_token
+    return own[: stop.end()] if stop else own.rstrip("\n") + terminator(renderer)
+
+
+def terminator(renderer: Renderer) -> str:
+    """The stop token that the template writes after an assistant's turn; else a stop the model was given."""
+    found = renderer.stop_pattern.search(renderer.dialect.end_text)
+    return found.group() if found else renderer.stop_text(renderer.stop_token_ids[-1])
 
 
 def sampled(renderer: Renderer, text: str) -> Generation:
@@ -142,9 +151,8 @@ def run(renderer: Renderer, script: Any, *, verbose: bool = False) -> Held:
             except Exception as problem:  # the template cannot write it; the policy may still say it
                 if verbose:
                     print("raises", problem)
-                text = "\n".join(map(renderer.tool_format.write, step.tool_calls)) + renderer.stop_text(
-                    renderer.stop_token_ids[-1]
-                )
+                text = "\n".join(map(renderer.tool_format.write, step.tool_calls))
+                text += terminator(renderer)
             generation = sampled(renderer, text)
             conversation.add_turn(generation, Sampling())
             held.sampled.append(generation.token_ids)
