@@ -23,7 +23,7 @@ from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
 from stepladder.data.parsers import ParsedText, split_reasoning
 from stepladder.data.spelling import Spelling
-from stepladder.data.tool_format import ToolFormat, detect_tool_format
+from stepladder.data.tool_format import ToolFormat, detect_tool_format, fitted
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
 
@@ -54,12 +54,15 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self.on_history_edit = on_history_edit
-        self.tool_format = detect_tool_format(tokenizer) if tool_format is None else tool_format
+        self.tool_format = (
+            detect_tool_format(tokenizer) if tool_format is None else fitted(tool_format, tokenizer)
+        )
         if self.tool_format.chat_template is not None:
             tokenizer.chat_template = self.tool_format.chat_template
         self.control = ControlText(tokenizer)
         self.dialect = dialects.probe(tokenizer, self.template_kwargs)
         self.stop_token_ids = self._find_stops(extra_stop_ids)
+        self.control.never_structural(self.stop_token_ids)
         self._stop_texts = {i: text for text, i in self.control.ids.items() if i in self.stop_token_ids}
         self.stop_pattern = re.compile("|".join(map(re.escape, self._stop_texts.values())) or r"(?!)")
         # The common text after an assistant's content may end inside the next control token: cut it there.
@@ -85,11 +88,11 @@ class Renderer:
 
         Raises `TemplateError` when the template cannot render them, or has no way to show the tools.
         """
-        if tools and self.tool_format.name == "none":
+        if tools and not self.dialect.tools:
             raise TemplateError(
-                f"this tokenizer's chat template shows no tools, but {len(tools)} were given "
-                f"({tools[0].name!r} first); use tiny_tokenizer() with its full alphabet, or an environment "
-                f"in plain mode"
+                f"this chat template shows no tools, but {len(tools)} were given ({tools[0].name!r} first); "
+                f"use tool_format=PLAIN to have them written into the system message, or an environment "
+                f"without tools"
             )
         return Conversation(self, messages, tools)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
+from itertools import count
 from typing import Any, TypeAlias
 
 from stepladder.errors import InvariantError
@@ -34,7 +36,7 @@ class ControlText:
         self._by_id = {index: text for text, index in self.ids.items()}
         self._control_ids = frozenset(self._by_id)
         self._all = _alternatives(self.ids)
-        self._special = _alternatives(t.content for t in added.values() if t.special)
+        self._special = _alternatives(self._by_id[i] for i in self.special_ids)
         self._anchor = next((i for i, t in added.items() if not (t.lstrip or t.rstrip)), None)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         normalised = any(token.normalized for token in added.values())
@@ -42,8 +44,14 @@ class ControlText:
         # Random, so that no content can contain it; it never reaches an id.
         self._nonce = "x" + secrets.token_hex(8) + "x"
         self._sentinel = re.compile(self._nonce + r"(\d+)x")
-        self._literals: list[str] = []
+        self._literals: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
+        self._fresh = count()
+
+    def never_structural(self, ids: Iterable[int]) -> None:
+        """Shield these tokens (stops not flagged special) in an assistant's own text too."""
+        self.special_ids |= self._control_ids.intersection(ids)
+        self._special = _alternatives(self._by_id[i] for i in self.special_ids)
 
     def shield(self, text: str, *, structural: bool = False) -> str:
         """`text` with its markers replaced by sentinels.
@@ -67,10 +75,12 @@ class ControlText:
         return text
 
     def _sentinel_for(self, literal: str) -> str:
-        if literal not in self._numbers:
-            self._literals.append(literal)
-            self._numbers[literal] = len(self._literals) - 1
-        return f"{self._nonce}{self._numbers[literal]}x"
+        number = self._numbers.get(literal)
+        if number is None:  # in this order two threads may waste a number but never share one
+            number = next(self._fresh)
+            self._literals[number] = literal
+            number = self._numbers.setdefault(literal, number)
+        return f"{self._nonce}{number}x"
 
     def reveal(self, text: str) -> str:
         """The text with every sentinel turned back into the marker it stands for."""
@@ -131,6 +141,6 @@ class ControlText:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def _alternatives(texts: Any) -> re.Pattern[str] | None:
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

@@ -14,6 +14,13 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+# The same for content in parts: an image becomes <image>.
+PICTURES = CHATML.replace(
+    "m['content']",
+    "(m['content'] if m['content'] is string "
+    "else m['content'] | map(attribute='text', default='<image>') | join)",
+)
+
 _CORPUS = """The tool said: 4. Because the answer is four, the search is over.\n\n{"name": "add", "arguments":
 {"a": 1, "b": 2}}\n\nuser\nassistant\nsystem\n\n\nYou are a helpful assistant. What is 2 + 2?\n"""
 

@@ -16,17 +16,28 @@ from stepladder.data.control import ControlText
 from stepladder.types import Generation, Message, Sampling, Tool, ToolCall
 
 # Trims, splits at </think>, writes tool results as JSON: what templates do to content.
-BUSY = (
-    "{{ bos_token }}{% if tools %}{{ '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}"
-    '{{ \'<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\\n\' }}{% endif %}'
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-    "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] | trim }}"
-    '{% for c in m.tool_calls or [] %}{{ \'<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
-    "{{ c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}"
-    "{% elif m.role == 'tool' %}{{ '<tool_response>' + (m.content | tojson) + '</tool_response>' }}"
-    "{% else %}{{ m.content | trim }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+BUSY = """
+{{- bos_token }}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}
+{{- '<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}
+{{- m.content.split('</think>')[-1] | trim }}
+{%- for c in m.tool_calls or [] %}
+{{- '<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}
+{%- endfor %}
+{%- elif m.role == 'tool' %}
+{{- '<tool_response>' + (m.content | tojson) + '</tool_response>' }}
+{%- else %}
+{{- m.content | trim }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<image>", "<|im_end|>x")
 STRUCTURAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 RENDERERS = {
@@ -140,7 +151,8 @@ def test_fault_10_and_11_exactly_one_bos_in_chat_and_raw_prompts() -> None:
     messages = [Message("user", "Hi <bos>"), Message("assistant", "Ho")]
     assert renderer.start(messages[:1]).prompt_ids.count(bos) == 1
     (sample,) = renderer.demonstration(messages, trajectory_id="t")
-    assert sample.token_ids.count(bos) == 1 and sample.token_ids[0] == bos
+    assert sample.token_ids.count(bos) == 1
+    assert sample.token_ids[0] == bos
     for text in ("Once", "<bos>Once"):
         assert renderer.raw_prompt(text).count(bos) == 1
         assert renderer.raw_prompt(text)[0] == bos
@@ -159,5 +171,5 @@ def test_text_after_a_token_is_encoded_as_inside_a_text_not_as_its_start() -> No
     control = ControlText(tokenizer)
     end = tokenizer.eos_token_id
     whole = tokenizer.encode("word<|im_end|>word", add_special_tokens=False)
-    assert control.encode("word") + [end] + control.encode("word", after=end) == whole
+    assert [*control.encode("word"), end, *control.encode("word", after=end)] == whole
     assert control.encode("word") != control.encode("word", after=end)

@@ -1,9 +1,9 @@
-"""Conversations on ChatML and its kind: prompts, masks, glue, history edits. Faults 2, 4-6, 8, 9, 13, 18-21."""
+"""Conversations on ChatML and its kind: prompts, masks, glue, edits. Faults 2, 4-6, 8, 9, 13, 18-21."""
 
 from __future__ import annotations
 
 import pytest
-from chat_tokenizers import CHATML, bpe_tokenizer
+from chat_tokenizers import CHATML, PICTURES, bpe_tokenizer
 
 from stepladder.data.chat import Renderer
 from stepladder.data.tool_format import HERMES
@@ -67,7 +67,8 @@ def test_fault_05_and_06_glue_and_generation_prompt_are_context_with_mask_0() ->
     assert trained_text(renderer, sample) == "Four.<|im_end|>Yes.<|im_end|>"
     end = renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")
     first = sample.token_ids.index(end, len(conversation.turns[0].prompt_ids))
-    assert sample.mask[first] and not sample.mask[first + 1]
+    assert sample.mask[first]
+    assert not sample.mask[first + 1]
     assert renderer.decode([sample.token_ids[first + 1]]) == "\n"
 
 
@@ -178,7 +179,8 @@ def test_fault_18_and_20_any_end_id_ends_a_turn_and_is_trained() -> None:
     conversation.add_messages([Message("user", "Sure?")])  # the template's own terminator follows, mask 0
     assert "Four.<|endoftext|><|im_end|>\n<|im_start|>user" in renderer.decode(conversation.prompt_ids)
     (sample,) = conversation.samples("t", "g")
-    assert sample.token_ids[-1] == other and sample.mask[-1]
+    assert sample.token_ids[-1] == other
+    assert sample.mask[-1]
 
 
 def test_fault_19_the_templates_terminator_is_a_stop_though_it_is_not_eos() -> None:
@@ -192,7 +194,7 @@ def test_fault_02_and_09_ids_are_stored_whatever_text_they_spell() -> None:
     renderer = renderer_for()
     encode = renderer.tokenizer.convert_tokens_to_ids
     ids = (encode("F"), encode("o"), encode("u"), encode("<|im_start|>"), encode("r"), encode("<|im_end|>"))
-    assert renderer.tokenizer.encode("Four") != list(ids[:3]) + [ids[4]]
+    assert renderer.tokenizer.encode("Four") != [*list(ids[:3]), ids[4]]
     conversation = renderer.start([ASK])
     made = Generation(ids, (-1.0,) * 6, ((0, 6),), "stop")
     assert conversation.add_turn(made, Sampling()).raw == "Fou<|im_start|>r"
@@ -248,11 +250,7 @@ def test_a_system_message_goes_into_the_first_user_message_where_there_is_no_rol
 
 
 def test_images_travel_as_references() -> None:
-    template = CHATML.replace(
-        "m['content']",
-        "(m['content'] if m['content'] is string else m['content'] | map(attribute='text', default='<image>') | join)",
-    )
-    renderer = Renderer(bpe_tokenizer(template, (*MARKS, "<image>"), eos="<|im_end|>"))
+    renderer = Renderer(bpe_tokenizer(PICTURES, (*MARKS, "<image>"), eos="<|im_end|>"))
     picture = ImagePart("file:a.png")
     conversation = renderer.start([Message("user", (picture, TextPart("what? <image>")))])
     assert conversation.prompt_ids.count(renderer.tokenizer.convert_tokens_to_ids("<image>")) == 1

@@ -41,7 +41,8 @@ def test_what_is_no_call_becomes_an_error_with_its_text(body: str) -> None:
         (f"<tool_call>{body}</tool_call>", parse_function_xml),
     ):
         (call,) = parse(text).calls
-        assert call.error and not call.arguments
+        assert call.error
+        assert not call.arguments
         assert body in call.raw
 
 
@@ -63,7 +64,8 @@ def test_what_is_no_call_becomes_an_error_with_its_text(body: str) -> None:
 )
 def test_errors_say_what_is_wrong(body: str, reason: str) -> None:
     call = read_json_call(body)
-    assert call.error is not None and reason in call.error
+    assert call.error is not None
+    assert reason in call.error
 
 
 @pytest.mark.parametrize(
@@ -145,33 +147,9 @@ def test_what_a_format_writes_it_reads(form: ToolFormat, calls: list[tuple[str, 
     assert read(form.parse(text)) == [(name, json.loads(json.dumps(a))) for name, a in calls]
 
 
-pieces = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        "{",
-        "}",
-        '"name"',
-        ": ",
-        '"f"',
-        "```tool_call\n",
-        "```",
-    ]
-    + [
-        "<|python_tag|>",
-        "<function=f>",
-        "</function>",
-        "<parameter=x>",
-        "</parameter>",
-        "[",
-        "]",
-        ",",
-        "\\",
-        "\n",
-    ]
-)
+_TAGS = "<tool_call> </tool_call> <think> </think> <|python_tag|> <function=f> </function> <parameter=x>"
+_BITS = '</parameter> ``` ```tool_call\n { } [ ] , : "name" "f" \\ '
+pieces = st.sampled_from(["\n", *f"{_TAGS} {_BITS}".split(" ")])
 
 
 @settings(max_examples=300, deadline=None)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_tokenizers import CHATML, bpe_tokenizer
+from chat_tokenizers import CHATML, PICTURES, bpe_tokenizer
 from transformers import AutoTokenizer
 
 from stepladder.data.chat import Renderer
 from stepladder.data.tool_format import FENCED, HERMES, PLAIN, detect_tool_format
+from stepladder.errors import TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall
 
 MARKS = ("<|im_start|>", "<|im_end|>")
@@ -72,8 +73,8 @@ def test_the_plain_style_letter_by_letter() -> None:
         "<|im_start|>system\nBe brief.\n\nYou can call tools:\n"
         '{"name": "add", "description": "Add.", "parameters": '
         '{"type": "object", "properties": {"a": {"type": "integer"}}}}\n'
-        'To call one, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> and wait for the result.'
-        "<|im_end|>\n<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\nHm.\n"
+        'To call one, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> and wait '
+        "for the result.<|im_end|>\n<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\nHm.\n"
         '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n'
         '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
@@ -116,11 +117,7 @@ def test_a_template_without_a_system_role_gets_the_tools_in_the_first_user_messa
 
 
 def test_images_in_tool_results_stay_parts() -> None:
-    template = CHATML.replace(
-        "m['content']",
-        "(m['content'] if m['content'] is string else m['content'] | map(attribute='text', default='<image>') | join)",
-    )
-    tokenizer = bpe_tokenizer(template, (*MARKS, "<image>"), eos="<|im_end|>")
+    tokenizer = bpe_tokenizer(PICTURES, (*MARKS, "<image>"), eos="<|im_end|>")
     renderer = Renderer(tokenizer)
     result = Message("tool", (TextPart("seen: "), ImagePart("a.png")), tool_call_id="c0")
     call = Message("assistant", "", (ToolCall("add", {"a": 1}, id="c0"),))
@@ -132,3 +129,20 @@ def test_only_styles_with_a_prelude_can_be_wrapped() -> None:
     assert PLAIN.for_template(CHATML).chat_template
     with pytest.raises(ValueError, match="use one of plain, fenced"):
         HERMES.for_template(CHATML)
+
+
+def test_tools_are_never_dropped_in_silence() -> None:
+    """A format that the template does not speak is refused; PLAIN by hand wraps like the detected one."""
+    tokenizer = chatml()
+    with pytest.raises(TemplateError, match="shows no tools, but 1 were given"):
+        Renderer(tokenizer, HERMES).start([Message("user", "1?")], [ADD])
+    by_hand, detected = Renderer(chatml(), PLAIN), Renderer(chatml())
+    prompts = [r.start([Message("user", "1?")], [ADD]).prompt_ids for r in (by_hand, detected)]
+    assert prompts[0] == prompts[1]
+
+
+def test_of_several_named_templates_the_default_is_wrapped() -> None:
+    tokenizer = chatml()
+    tokenizer.chat_template = {"default": DEFAULT_SYSTEM, "other": "x"}
+    renderer = Renderer(tokenizer)
+    assert "You can call tools" in renderer.decode(renderer.start([Message("user", "1?")], [ADD]).prompt_ids)
