@@ -47,6 +47,7 @@ class ControlText:
         self._literals: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._fresh = count()
+        self._plain: dict[tuple[str, int | None], list[int]] = {}
 
     def never_structural(self, ids: Iterable[int]) -> None:
         """Shield these tokens (stops not flagged special) in an assistant's own text too."""
@@ -111,6 +112,12 @@ class ControlText:
 
     def _encode_plain(self, literal: str, after: int | None) -> list[int]:
         """Ids of a marker as text: split until no piece matches an added token."""
+        key = (literal, after if after is None or after in self._by_id else -1)
+        if key not in self._plain:
+            self._plain[key] = self._split(literal, after)
+        return self._plain[key]
+
+    def _split(self, literal: str, after: int | None) -> list[int]:
         ids = self._encode_after(literal, after)
         if self._control_ids.isdisjoint(ids):
             return ids

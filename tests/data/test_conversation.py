@@ -257,3 +257,13 @@ def test_images_travel_as_references() -> None:
     conversation.add_turn(generation(renderer, "A cat.<|im_end|>"), Sampling())
     (sample,) = conversation.samples("t", "g")
     assert sample.images == (picture,)
+
+
+def test_an_edit_far_back_in_the_history_is_seen_even_if_no_length_changes() -> None:
+    """A header that counts the messages: the whole prompt moves on by one digit."""
+    renderer = renderer_for("{{ 'n=' ~ messages | length }}" + CHATML)
+    conversation = renderer.start([ASK])
+    conversation.add_turn(generation(renderer, "Four.<|im_end|>"), Sampling())
+    conversation.add_messages([Message("user", "Sure?")])
+    assert conversation.history_edits == 1
+    assert renderer.decode(conversation.prompt_ids).startswith("n=3<|im_start|>")
