@@ -21,7 +21,9 @@ from stepladder.data.control import ControlText, Tokenizer
 from stepladder.data.conversation import Conversation
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
-from stepladder.data.tool_format import ToolFormat, detect_tool_format
+from stepladder.data.parsers import ParsedText, split_reasoning
+from stepladder.data.spelling import Spelling
+from stepladder.data.tool_format import ToolFormat, detect_tool_format, fitted
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
 
@@ -52,16 +54,20 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self.on_history_edit = on_history_edit
-        self.tool_format = detect_tool_format(tokenizer) if tool_format is None else tool_format
+        self.tool_format = (
+            detect_tool_format(tokenizer) if tool_format is None else fitted(tool_format, tokenizer)
+        )
         if self.tool_format.chat_template is not None:
             tokenizer.chat_template = self.tool_format.chat_template
         self.control = ControlText(tokenizer)
         self.dialect = dialects.probe(tokenizer, self.template_kwargs)
         self.stop_token_ids = self._find_stops(extra_stop_ids)
+        self.control.never_structural(self.stop_token_ids)
         self._stop_texts = {i: text for text, i in self.control.ids.items() if i in self.stop_token_ids}
         self.stop_pattern = re.compile("|".join(map(re.escape, self._stop_texts.values())) or r"(?!)")
         # The common text after an assistant's content may end inside the next control token: cut it there.
         self.end_text = re.sub(r"[<\[][^>\]]*\Z", "", self.dialect.end_text)
+        self._spelling = Spelling.of(self.dialect, self.control, self.stop_pattern)
 
     def _find_stops(self, extra: Sequence[int]) -> tuple[int, ...]:
         """Ids that end a turn: the tokenizer's, the generation config's, the template's own terminator."""
@@ -82,11 +88,11 @@ class Renderer:
 
         Raises `TemplateError` when the template cannot render them, or has no way to show the tools.
         """
-        if tools and self.tool_format.name == "none":
+        if tools and not self.dialect.tools:
             raise TemplateError(
-                f"this tokenizer's chat template shows no tools, but {len(tools)} were given "
-                f"({tools[0].name!r} first); use tiny_tokenizer() with its full alphabet, or an environment "
-                f"in plain mode"
+                f"this chat template shows no tools, but {len(tools)} were given ({tools[0].name!r} first); "
+                f"use tool_format=PLAIN to have them written into the system message, or an environment "
+                f"without tools"
             )
         return Conversation(self, messages, tools)
 
@@ -126,6 +132,10 @@ class Renderer:
             self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
+    def read(self, text: str, *, prefix: str = "") -> ParsedText:
+        """What an assistant turn says. `prefix` is the thinking tag that its generation prompt opened."""
+        return self.tool_format.parse(prefix + self._spelling.plain(text))
+
     def stop_text(self, token_id: int) -> str:
         """How a stop token is written; an empty text for any other token."""
         return self._stop_texts.get(token_id, "")
@@ -135,7 +145,7 @@ class Renderer:
         end: ChatDict = {"role": "tool" if message.tool_calls else "user", "content": "x"}
         if self.dialect.parts:
             end["content"] = dialects.as_parts("x")
-        dicts = [*self.chat_dicts([Message("user", "x"), message]), end]
+        dicts = [*self.chat_dicts([Message("user", "x"), Message("assistant", "x")]), end]
         shown = self.render(dicts[:2], (), generation_prompt=False)
         both = self.render(dicts, (), generation_prompt=False)
         following = self.control.find(both[len(shown) :]) if both.startswith(shown) else []
@@ -187,19 +197,28 @@ class Renderer:
         """
         broken = any(call.error is not None for call in message.tool_calls)
         if broken and message.raw is not None:
-            parsed_text = message.raw if message.reasoning is None else after_reasoning(message.raw)
-            return self._assistant_dict(parsed_text, message.reasoning, ())
+            return self.as_text(message)
         if message.raw is not None and not message.tool_calls and message.reasoning is None:
-            return self._assistant_dict(message.raw, None, ())
+            return self.as_text(message)
         if not isinstance(message.content, str):
             out: ChatDict = {"role": "assistant", "content": self._content(message, structural=True)}
             return out | self._calls(message.tool_calls)
         return self._assistant_dict(message.content, message.reasoning, message.tool_calls)
 
+    def as_text(self, message: Message) -> ChatDict:
+        """An assistant message with its calls left in its text."""
+        if message.raw is None:
+            written = [self.tool_format.write(call) for call in message.tool_calls]
+            return self._assistant_dict("\n".join([message.text, *written]).strip(), message.reasoning, ())
+        text = self._spelling.plain(message.raw)
+        if message.reasoning is not None:
+            text = split_reasoning(text if "</think>" in text else "<think>" + text)[1].lstrip("\n")
+        return self._assistant_dict(text, message.reasoning, ())
+
     def _assistant_dict(self, text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ChatDict:
         out: ChatDict = {"role": "assistant"}
         if reasoning is not None and self.dialect.reasoning:
-            out["reasoning_content"] = self.control.shield(reasoning, structural=True)
+            out |= dialects.with_reasoning(self.control.shield(reasoning, structural=True))
         elif reasoning is not None:
             text = f"<think>\n{reasoning}\n</think>\n\n{text}"
         text = self.control.shield(text, structural=True)
@@ -225,11 +244,6 @@ class Renderer:
         if isinstance(value, list | tuple):
             return [self._shield_values(item) for item in value]
         return value
-
-
-def after_reasoning(raw: str) -> str:
-    """What an assistant wrote after its thinking block."""
-    return raw.partition("</think>")[2].lstrip("\n")
 
 
 def _system_into_user(messages: list[Message]) -> list[Message]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
+from itertools import count
 from typing import Any, TypeAlias
 
 from stepladder.errors import InvariantError
@@ -34,7 +36,7 @@ class ControlText:
         self._by_id = {index: text for text, index in self.ids.items()}
         self._control_ids = frozenset(self._by_id)
         self._all = _alternatives(self.ids)
-        self._special = _alternatives(t.content for t in added.values() if t.special)
+        self._special = _alternatives(self._by_id[i] for i in self.special_ids)
         self._anchor = next((i for i, t in added.items() if not (t.lstrip or t.rstrip)), None)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         normalised = any(token.normalized for token in added.values())
@@ -42,8 +44,15 @@ class ControlText:
         # Random, so that no content can contain it; it never reaches an id.
         self._nonce = "x" + secrets.token_hex(8) + "x"
         self._sentinel = re.compile(self._nonce + r"(\d+)x")
-        self._literals: list[str] = []
+        self._literals: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
+        self._fresh = count()
+        self._plain: dict[tuple[str, int | None], list[int]] = {}
+
+    def never_structural(self, ids: Iterable[int]) -> None:
+        """Shield these tokens (stops not flagged special) in an assistant's own text too."""
+        self.special_ids |= self._control_ids.intersection(ids)
+        self._special = _alternatives(self._by_id[i] for i in self.special_ids)
 
     def shield(self, text: str, *, structural: bool = False) -> str:
         """`text` with its markers replaced by sentinels.
@@ -67,10 +76,12 @@ class ControlText:
         return text
 
     def _sentinel_for(self, literal: str) -> str:
-        if literal not in self._numbers:
-            self._literals.append(literal)
-            self._numbers[literal] = len(self._literals) - 1
-        return f"{self._nonce}{self._numbers[literal]}x"
+        number = self._numbers.get(literal)
+        if number is None:  # in this order two threads may waste a number but never share one
+            number = next(self._fresh)
+            self._literals[number] = literal
+            number = self._numbers.setdefault(literal, number)
+        return f"{self._nonce}{number}x"
 
     def reveal(self, text: str) -> str:
         """The text with every sentinel turned back into the marker it stands for."""
@@ -83,6 +94,10 @@ class ControlText:
     def find(self, text: str) -> list[int]:
         """The added tokens that stand in a text of the template's own, in order."""
         return [] if self._all is None else [self.ids[m.group()] for m in self._all.finditer(text)]
+
+    def text(self, token_id: int) -> str:
+        """How an added token is written."""
+        return self._by_id[token_id]
 
     def encode(self, text: str, *, after: int | None = None) -> list[int]:
         """Ids of rendered, shielded text. `after` is the id before it; None at the start of a prompt."""
@@ -97,6 +112,12 @@ class ControlText:
 
     def _encode_plain(self, literal: str, after: int | None) -> list[int]:
         """Ids of a marker as text: split until no piece matches an added token."""
+        key = (literal, after if after is None or after in self._by_id else -1)
+        if key not in self._plain:
+            self._plain[key] = self._split(literal, after)
+        return self._plain[key]
+
+    def _split(self, literal: str, after: int | None) -> list[int]:
         ids = self._encode_after(literal, after)
         if self._control_ids.isdisjoint(ids):
             return ids
@@ -127,6 +148,6 @@ class ControlText:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def _alternatives(texts: Any) -> re.Pattern[str] | None:
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

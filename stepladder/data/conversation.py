@@ -9,11 +9,12 @@ takes something away (an earlier thinking block) has edited history, and a new s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepladder.data.dialect import ChatDict, common_prefix
+from stepladder.data.dialect import ChatDict
 from stepladder.data.parsers import ParsedText
 from stepladder.errors import EngineError, InvariantError, TemplateError
 from stepladder.types import Generation, ImagePart, Message, Sampling, Tool, TrainingSample, Turn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stepladder.data.chat import Renderer
 
 Meaning: TypeAlias = tuple[str, str, tuple[object, ...]]
+_THINK_PREFIX = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 
 @dataclass(slots=True)
@@ -62,11 +64,12 @@ class Conversation:
         self._segments: list[_Segment] = []
         self._awaiting = True  # the ids end with a generation prompt
         self._last_meaning: Meaning | None = None  # what the last turn says
+        self._last_prefix = ""  # the thinking tag its prompt opened
         self._last_index = -1  # its place among the dicts
+        self._last_message = -1  # ... and among the messages
         self.neutralised = renderer.control.count(str((self._tools, self._dicts)))
         self.history_edits = 0
         text = self._render(len(self._dicts), generation_prompt=True)
-        self.think_prefix = self._find_think_prefix(text)
         self._next_text = text  # the template's text of the prompt that comes next
         self._prompt_text = text  # ... and of the prompt that the last turn was sampled from
         self._begin_segment(text)
@@ -97,6 +100,12 @@ class Conversation:
                 "call add_messages with what the environment replied"
             )
         return tuple(self._segments[-1].ids)
+
+    @property
+    def think_prefix(self) -> str:
+        """The thinking tag that the generation prompt opens (or opens and closes): part of the turn."""
+        match = _THINK_PREFIX.search(self._next_text)
+        return match.group() if match else ""
 
     def samples(self, trajectory_id: str, group_id: str) -> tuple[TrainingSample, ...]:
         """One sample per stretch of unedited history. The mask is True exactly on sampled ids.
@@ -152,7 +161,7 @@ class Conversation:
         message: Message | None = None,
     ) -> Message:
         turn = len(self._turns) - 1
-        parsed = self._renderer.tool_format.parse(self.think_prefix + raw)
+        parsed = self._renderer.read(raw, prefix=self.think_prefix)
         if message is None:
             calls = tuple(
                 replace(call, id=f"call{turn % 1000:03d}{i % 100:02d}") for i, call in enumerate(parsed.calls)
@@ -161,10 +170,11 @@ class Conversation:
         segment = self._segments[-1]
         segment.append(ids, logprobs, turn, trained)
         segment.committed = len(segment.ids)
+        self._last_message = len(self._messages)
         self._messages.append(message)
         self._last_index = len(self._dicts)
         self._dicts += self._renderer.chat_dicts([message])
-        self._last_meaning = meaning(parsed)
+        self._last_meaning, self._last_prefix = meaning(parsed), self.think_prefix
         self._prompt_text = self._next_text
         self._awaiting = False
         return message
@@ -179,7 +189,7 @@ class Conversation:
         dicts = self._renderer.chat_dicts(messages)
         self._dicts += dicts
         self.neutralised += self._renderer.control.count(str(dicts))
-        text = self._render(len(self._dicts), generation_prompt=True)
+        text = self._render_prompt()
         segment = self._segments[-1]
         if segment.committed == 0:  # nothing sampled yet: it is still the opening prompt
             self._segments.pop()
@@ -206,6 +216,17 @@ class Conversation:
         dicts = self._dicts[:count]
         return self._renderer.render(dicts, self._tools, generation_prompt=generation_prompt)
 
+    def _render_prompt(self) -> str:
+        """The next prompt. Calls that the template refuses (Llama: two at once) stay text."""
+        try:
+            return self._render(len(self._dicts), generation_prompt=True)
+        except TemplateError:
+            said = self._messages[self._last_message] if self._last_index >= 0 else None
+            if said is None or "tool_calls" not in self._dicts[self._last_index]:
+                raise
+            self._dicts[self._last_index] = self._renderer.as_text(said)
+            return self._render(len(self._dicts), generation_prompt=True)
+
     def _begin_segment(self, text: str) -> None:
         self._segments.append(_Segment())
         self._append_context(text, self._messages)
@@ -225,7 +246,7 @@ class Conversation:
         rest = text[len(self._prompt_text) :]
         for own, after in self._candidates(rest):
             shown = self._renderer.control.reveal(own)
-            if meaning(self._renderer.tool_format.parse(self.think_prefix + shown)) == self._last_meaning:
+            if meaning(self._renderer.read(shown, prefix=self._last_prefix)) == self._last_meaning:
                 return self._without_sampled_stop(after)
         return None
 
@@ -262,13 +283,6 @@ class Conversation:
             f"would become {decode(new[at : at + 1])!r} (in {decode(new[max(0, at - 8) : at + 8])!r}). "
             f'Use on_history_edit="split" to go on with a new sample, or a template that keeps its history.'
         )
-
-    def _find_think_prefix(self, text: str) -> str:
-        """The thinking tag that the generation prompt opens (or opens and closes): part of the turn."""
-        bare = self._render(len(self._dicts), generation_prompt=False)
-        header = text[len(common_prefix(bare, text)) :]
-        start = header.rfind("<think>")
-        return header[start:] if start >= 0 else ""
 
 
 def meaning(parsed: ParsedText) -> Meaning:

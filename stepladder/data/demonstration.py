@@ -70,8 +70,7 @@ def _own_text(renderer: Renderer, conversation: Conversation, message: Message) 
     if whole.startswith(before):
         own = whole[len(before) :]
     elif prefix and whole.startswith(before.removesuffix(prefix)):
-        body = whole[len(before.removesuffix(prefix)) :].removeprefix("<think>").lstrip("\n")
-        own = body if "</think>" in prefix else _with_reasoning(renderer, message, body)
+        own = _continued(renderer, message, whole[len(before.removesuffix(prefix)) :], prefix)
     else:
         raise TemplateError(
             "the chat template renders an assistant message in a way its generation prompt does not begin: "
@@ -87,11 +86,13 @@ def _own_text(renderer: Renderer, conversation: Conversation, message: Message) 
     return renderer.control.reveal(text), ids
 
 
-def _with_reasoning(renderer: Renderer, message: Message, body: str) -> str:
-    """The turn as it would be sampled after an opened thinking block."""
-    if "</think>" in body:
-        return body
+def _continued(renderer: Renderer, message: Message, body: str, prefix: str) -> str:
+    """The turn as it would be sampled after the thinking block that the prompt opened, or also closed."""
+    shown, closed, answer = body.partition("</think>")
+    if "</think>" in prefix:
+        return answer.lstrip("\n") if closed else body
+    if closed:
+        return body.removeprefix("<think>").lstrip("\n")
     parsed = renderer.tool_format.parse(message.text)
     reasoning = message.reasoning if message.reasoning is not None else parsed.reasoning
-    shielded = renderer.control.shield(reasoning or "", structural=True)
-    return f"{shielded}\n</think>\n\n{body}"
+    return f"{renderer.control.shield(reasoning or '', structural=True)}\n</think>\n\n{shown}"

@@ -35,7 +35,9 @@ class Dialect:
     put in front of the first user message. reasoning: the template renders `reasoning_content`; if not,
     reasoning travels inside the content. tools: tools, calls and results are all rendered.
     json_arguments: arguments must be a JSON string. end_text: what follows an assistant's content before
-    anything else; final_text: what follows it when it is the last message.
+    anything else; final_text: what follows it when it is the last message. lead: what the template puts
+    between the generation prompt and the content (gpt-oss: "<|channel|>final<|message|>"). opening,
+    closing: what it puts around reasoning that stands before the content.
     """
 
     parts: bool
@@ -45,6 +47,9 @@ class Dialect:
     json_arguments: bool
     end_text: str
     final_text: str
+    lead: str
+    opening: str
+    closing: str
 
 
 def render(
@@ -118,10 +123,17 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
             "fix the template: it must render message['content']"
         )
     answer: ChatDict = {"role": "assistant", "content": wrap(_ANSWER)}
-    final = _after(tried([user, answer]), _ANSWER)
+    asked = render(tokenizer, [user], generation_prompt=True, template_kwargs=template_kwargs)
+    answered = tried([user, answer])
+    lead = answered[len(asked) :].partition(_ANSWER)[0] if answered.startswith(asked) else ""
+    final = _after(answered, _ANSWER)
     going_on = tried([user, answer, {"role": "user", "content": wrap(_SECOND)}])
     end_text = common_prefix(final, _after(going_on, _ANSWER))
-    thought = [user, answer | {"reasoning_content": _THOUGHT}]
+    thought = tried([user, answer | with_reasoning(_THOUGHT)])
+    opening, closing = "", ""
+    if _THOUGHT in thought and thought.startswith(asked):
+        opening, _, rest = thought[len(asked) :].partition(_THOUGHT)
+        closing = rest.partition(_ANSWER)[0]
     call_texts = [
         tried(_tool_probe(user, wrap, arguments), [PROBE_TOOL])
         for arguments in ({"x": _ARGUMENT}, f'{{"x": "{_ARGUMENT}"}}')
@@ -130,11 +142,14 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
     return Dialect(
         parts=parts,
         system=_SYSTEM in tried([{"role": "system", "content": wrap(_SYSTEM)}, user]),
-        reasoning=_THOUGHT in tried(thought),
+        reasoning=_THOUGHT in thought,
         tools=any(known) and _TOOL_NAME in tried([user], [PROBE_TOOL]),
         json_arguments=known[1] and not known[0],
         end_text=end_text,
         final_text=final,
+        lead=lead,
+        opening=opening,
+        closing=closing,
     )
 
 
@@ -150,6 +165,11 @@ def _tool_probe(user: ChatDict, wrap: Any, arguments: Any) -> list[ChatDict]:
 def as_parts(text: str) -> list[ChatDict]:
     """Content as a list with one text part."""
     return [{"type": "text", "text": text}]
+
+
+def with_reasoning(text: str) -> ChatDict:
+    """The keys under which templates look for reasoning."""
+    return {"reasoning_content": text, "thinking": text}
 
 
 def _after(text: str, probe_text: str) -> str:

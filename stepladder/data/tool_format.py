@@ -97,7 +97,7 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
     `TemplateError` when there is no usable template.
     """
     dialect = probe(tokenizer, {})
-    template = str(tokenizer.chat_template)
+    template = template_of(tokenizer, tools=dialect.tools)
     wrapped = tool_template.style_of(template)
     if wrapped is not None:
         return {"plain": PLAIN, "fenced": FENCED, "none": NO_TOOLS}[wrapped]
@@ -106,6 +106,25 @@ def detect_tool_format(tokenizer: Tokenizer) -> ToolFormat:
             return FUNCTION_XML
         if "<tool_call>" in template and '"arguments' in template.replace('\\"', '"'):
             return HERMES
-        if "python_tag" in template or '"parameters": ' in template:
+        if "python_tag" in template or '"parameters": dictionary' in template:
             return LLAMA_JSON
-    return PLAIN.for_template(template, system=dialect.system, parts=dialect.parts)
+    return fitted(PLAIN, tokenizer)
+
+
+def fitted(tool_format: ToolFormat, tokenizer: Tokenizer) -> ToolFormat:
+    """`tool_format` with the tokenizer's template wrapped, where the style needs it and is not there."""
+    if tool_format.name not in tool_template.STYLES or tool_format.chat_template is not None:
+        return tool_format
+    template = template_of(tokenizer, tools=False)
+    if tool_template.style_of(template) == tool_format.name:
+        return tool_format
+    dialect = probe(tokenizer, {})
+    return tool_format.for_template(template, system=dialect.system, parts=dialect.parts)
+
+
+def template_of(tokenizer: Tokenizer, *, tools: bool) -> str:
+    """The text of a chat template; some tokenizers have several by name, one of them for tools."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template["tool_use"] if tools and "tool_use" in template else template["default"]
+    return str(template)
