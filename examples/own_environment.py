@@ -1,6 +1,7 @@
 """Your own environment: an agent that looks up prices in a shop."""
 
 import random
+import re
 
 from stepladder.environments.tools import tool
 
@@ -21,7 +22,8 @@ class Shop:
         return self.prices[item]
 
     def reward(self, answer: str) -> float:
-        return float(str(self.prices[self.task.data["item"]]) in answer.split())
+        numbers = re.findall(r"\d+", answer)
+        return float(numbers[-1:] == [str(self.prices[self.task.data["item"]])])
 
     @staticmethod
     def tasks(split: str) -> list[dict]:

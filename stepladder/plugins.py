@@ -67,6 +67,8 @@ def _load_file(file: str, what: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{what} file {file!r} cannot be imported")
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours can be imported; last, so that nothing is hidden
     sys.modules[name] = module  # before running it: dataclasses and type hints look modules up here
     try:
         spec.loader.exec_module(module)
