@@ -1,8 +1,7 @@
 """The matrix objective × aggregation × invariant for losses on tokens (spec §G).
 
-Every cell runs unless `NOT_APPLICABLE` gives the reason why it cannot be true. The losses of pairs, which have one
-aggregation, are in test_invariants_pairs.py.
-"""
+Every cell runs unless `NOT_APPLICABLE` gives the reason why it cannot be true. The losses of pairs, which
+have one aggregation, are in test_invariants_pairs.py."""
 
 import dataclasses
 import itertools
@@ -14,10 +13,11 @@ from batches import Batch, batches
 from helpers import gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from stepladder.objectives import corrections, critic, kl, policy_gradient, reward_model, supervised
 from stepladder.objectives.advantages import group_advantages
 from stepladder.objectives.reduce import aggregate, step_denominators, trained_lengths
-from torch import Tensor
 
 Loss = Callable[[Tensor, Batch, Tensor], Tensor]
 few = settings(max_examples=6, deadline=None, derandomize=True, database=None)

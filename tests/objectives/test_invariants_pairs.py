@@ -1,4 +1,5 @@
-"""The matrix for losses of pairs and single answers: one aggregation (the mean over the pairs of the step)."""
+"""The matrix for losses of pairs and single answers: one aggregation (the mean over the pairs of the
+step)."""
 
 import dataclasses
 import itertools
@@ -10,8 +11,9 @@ from batches import Batch, make
 from helpers import gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepladder.objectives import kto, preference, reward_model
 from torch import Tensor
+
+from stepladder.objectives import kto, preference, reward_model
 
 Sides = tuple[Tensor, Tensor, Tensor, Tensor]
 few = settings(max_examples=15, deadline=None, derandomize=True, database=None)
@@ -70,7 +72,9 @@ def kto_both(chosen: Tensor, rejected: Tensor, p: Pairs) -> Tensor:
     z0 = torch.tensor(0.3, dtype=torch.float64)
     up, down = sums(chosen, p.chosen)[0], sums(rejected, p.rejected)[0]
     yes = torch.ones(len(up), dtype=torch.bool)
-    return kto.kto(up, yes, z0, undesirable_weight=1.5)[0] + kto.kto(down, ~yes, z0, undesirable_weight=1.5)[0]
+    return (
+        kto.kto(up, yes, z0, undesirable_weight=1.5)[0] + kto.kto(down, ~yes, z0, undesirable_weight=1.5)[0]
+    )
 
 
 def scores(chosen: Tensor, rejected: Tensor, p: Pairs) -> Tensor:
