@@ -167,6 +167,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: corrections.correction_weights(LP, LP, MASK, correction="tis"),  # type: ignore[arg-type]
         "choose one of 'none'",
     ),
+    "bounds beside 1": (
+        lambda: corrections.correction_weights(LP, LP, MASK, correction="token_mask", low=1.5),
+        "must enclose 1",
+    ),
     "unknown scale": (lambda: advantages.group_advantages(A, TWO, scale="std"), "choose one of"),  # type: ignore[arg-type]
     "ddof 2": (lambda: advantages.group_advantages(A, TWO, ddof=2), "ddof must be 0"),
     "eps < 0": (lambda: advantages.group_advantages(A, TWO, eps=-1.0), "eps must not be negative"),
