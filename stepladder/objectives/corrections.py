@@ -26,6 +26,16 @@ from .reduce import sum_by_index
 
 Correction = Literal["none", "token_cap", "token_mask", "sequence_cap", "sequence_mask", "geometric_mask"]
 
+# What multiplies the loss, what is held against the bounds, and whether to cap there or to drop beyond.
+_RULES: dict[str, tuple[str, str, str]] = {
+    "none": ("one", "one", "mask"),
+    "token_cap": ("token", "token", "cap"),
+    "token_mask": ("token", "token", "mask"),
+    "sequence_cap": ("product", "product", "cap"),
+    "sequence_mask": ("product", "product", "mask"),
+    "geometric_mask": ("token", "mean", "mask"),
+}
+
 # exp(±20) is far outside every band used here and still finite in float32.
 LOG_RATIO_LIMIT = 20.0
 
@@ -70,9 +80,9 @@ def correction_weights(
     """Weights [B, T] for the token losses, and the share of tokens they touched.
 
         none            1
-        token_cap       min(w_t, high)                     truncated importance sampling, high 2
+        token_cap       clip(w_t, low, high)               truncated importance sampling, high 2
         token_mask      w_t·1[low ≤ w_t ≤ high]            IcePop (arXiv:2510.18855), MIS; 0.5 to 5
-        sequence_cap    min(Π_t w_t, high)                 one weight for the whole trajectory
+        sequence_cap    clip(Π_t w_t, low, high)           one weight for the whole trajectory
         sequence_mask   Πw·1[low ≤ Πw ≤ high]              TRL's default, high 3
         geometric_mask  w_t·1[low ≤ (Πw)^(1/len) ≤ high]   needs a tight band, 0.999 to 1.001
 
@@ -82,25 +92,17 @@ def correction_weights(
     `low=None` sets no lower bound."""
     require_choice("correction", correction, get_args(Correction))
     require_positive(high=high)
+    if not (low or 0.0) <= 1.0 <= high:
+        raise ValueError(f"the bounds must enclose 1, got low={low} and high={high}; for example 0.5 and 2.0")
     log_w = log_weights(proximal_logprobs, behaviour_logprobs, mask)
-    weights, kept = torch.ones_like(log_w), torch.ones_like(mask)
-    token = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     summed, lengths = trajectory_sums(log_w, mask, trajectory_index)
-    product = summed.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().unsqueeze(-1).expand_as(token)
-    if correction == "token_cap":
-        weights, kept = token.clamp(max=high), token <= high
-    elif correction == "token_mask":
-        kept = _inside(token, low, high)
-        weights = token * kept
-    elif correction == "sequence_cap":
-        weights, kept = product.clamp(max=high), product <= high
-    elif correction == "sequence_mask":
-        kept = _inside(product, low, high)
-        weights = product * kept
-    elif correction == "geometric_mask":
-        mean = (summed / lengths.clamp(min=1)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        kept = _inside(mean, low, high).unsqueeze(-1).expand_as(token)
-        weights = token * kept
+    per_row = {"product": summed, "mean": summed / lengths.clamp(min=1)}
+    logs = {"one": torch.zeros_like(log_w), "token": log_w}
+    logs |= {name: value.unsqueeze(-1).expand_as(log_w) for name, value in per_row.items()}
+    weighs, judged, cut = _RULES[correction]
+    weights, judge = (logs[name].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() for name in (weighs, judged))
+    kept = judge <= high if low is None else (judge <= high) & (judge >= low)
+    weights = weights.clamp(min=low, max=high) if cut == "cap" else weights * kept
     weights = zero_where_masked(mask, weights)
     metrics = {
         "correction_weight": masked_mean(weights, mask),
@@ -108,11 +110,6 @@ def correction_weights(
         "tokens": mask.sum(),
     }
     return weights, metrics
-
-
-def _inside(weight: Tensor, low: float | None, high: float) -> Tensor:
-    inside = weight <= high
-    return inside if low is None else inside & (weight >= low)
 
 
 def off_policy_sequence_mask(

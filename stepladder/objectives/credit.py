@@ -65,7 +65,7 @@ def token_returns(
     _require_discounts(gamma=gamma)
     folded = fold_rewards(rewards, mask).double()
     returns = torch.zeros_like(folded)
-    following = torch.zeros_like(folded[:, 0]) if folded.shape[1] else folded.new_zeros(folded.shape[0])
+    following = torch.zeros(len(folded), dtype=folded.dtype, device=folded.device)
     for t in reversed(range(folded.shape[1])):
         following = torch.where(mask[:, t], folded[:, t] + gamma * following, following)
         returns[:, t] = following
@@ -97,14 +97,11 @@ def gae(
     _require_discounts(gamma=gamma, lam=lam)
     require_finite(mask, rewards=rewards, values=values.detach())
     v = zero_where_masked(mask, values.detach()).double()
-    r = (
-        fold_rewards(rewards, mask) if observations == "bridge" else zero_where_masked(mask, rewards)
-    ).double()
+    folded = fold_rewards(rewards, mask) if observations == "bridge" else zero_where_masked(mask, rewards)
+    r = folded.double()
     advantages = torch.zeros_like(v)
-    next_value, next_advantage = (
-        _bootstrap(truncated, final_values, v),
-        torch.zeros(len(v), dtype=v.dtype, device=v.device),
-    )
+    next_value = _bootstrap(truncated, final_values, v)
+    next_advantage = torch.zeros_like(next_value)
     for t in reversed(range(v.shape[1])):
         delta = r[:, t] + gamma * next_value - v[:, t]
         advantage = delta + gamma * lam * next_advantage
@@ -129,9 +126,9 @@ def bilevel_gae(
     """(advantages, returns): estimation over turns, whose returns then end each turn of an estimation over
     tokens.
 
-        turns   δ_k = R_k + γ_turn·V_{k+1} − V_k,  A_k = δ_k + γ_turn·λ_turn·A_{k+1},  V_k at the turn's
-        last token tokens  r = A_k + V_k at the turn's last token, 0 before it; γ, λ inside the turn,
-        nothing crosses its end
+        turns   δ_k = R_k + γ_turn·V_{k+1} − V_k,  A_k = δ_k + γ_turn·λ_turn·A_{k+1}
+                with V_k the value at the turn's last token
+        tokens  r = A_k + V_k at the turn's last token, 0 before it; γ, λ inside the turn, none across its end
 
     RAGEN (arXiv:2504.20073), which finds the ends of turns by non-zero rewards and so misses turns without
     one; here `turn_index` [B, T] numbers the turns of trained tokens and is −1 elsewhere. R_k sums the
@@ -280,7 +277,7 @@ def _bootstrap(truncated: Tensor | None, final_values: Tensor | None, v: Tensor)
 def _turn_ends(turn_index: Tensor) -> Tensor:
     """True at the last trained token of each turn, observations in between notwithstanding."""
     ends = torch.zeros_like(turn_index, dtype=torch.bool)
-    following = torch.full_like(turn_index[:, 0], -1) if turn_index.shape[1] else turn_index.new_zeros(0)
+    following = torch.full((len(turn_index),), -1, dtype=turn_index.dtype, device=turn_index.device)
     for t in reversed(range(turn_index.shape[1])):
         current = turn_index[:, t]
         ends[:, t] = (current >= 0) & (current != following)

@@ -68,29 +68,43 @@ def step_denominators(
     require_same_shape(lengths=lengths, trajectory_index=trajectory)
     trained = lengths.double()
     row_trajectory_tokens, trajectory_tokens = sum_by_index(trained, trajectory)
-    total_sequences = float((trajectory_tokens > 0).sum()) if sequences is None else sequences
-    per_row = torch.ones_like(trained)
-    if mode == "token_mean":
-        per_row = per_row * (float(trained.sum()) if tokens is None else tokens)
-    elif mode == "sequence_mean":
-        per_row = row_trajectory_tokens * total_sequences
-    elif mode == "sequence_sum":
-        per_row = per_row * total_sequences
-    elif mode == "constant":
-        if constant is None or not 0 < constant < float("inf"):
-            raise ValueError(
-                f"mode 'constant' needs a positive constant (the generation limit, in tokens), "
-                f"got {constant}; for example constant=3000"
-            )
-        per_row = per_row * (total_sequences * constant)
-    else:
-        if group_index is None:
-            raise ValueError("mode 'group_token_mean' needs group_index; pass the prompt group of each row")
-        require_same_shape(lengths=lengths, group_index=group_index)
-        row_group_tokens, group_tokens = sum_by_index(trained, group_index)
-        per_row = row_group_tokens * (float((group_tokens > 0).sum()) if groups is None else groups)
+    row_group_tokens, group_count = torch.ones_like(trained), 1.0
+    if mode == "group_token_mean":
+        row_group_tokens, group_count = _group_counts(trained, group_index)
+    counts = {
+        "tokens": float(trained.sum()) if tokens is None else tokens,
+        "sequences": float((trajectory_tokens > 0).sum()) if sequences is None else sequences,
+        "groups": group_count if groups is None else groups,
+    }
+    # D_i = what the step counts × what the row counts
+    per_row = {
+        "token_mean": counts["tokens"] * torch.ones_like(trained),
+        "sequence_mean": counts["sequences"] * row_trajectory_tokens,
+        "constant": counts["sequences"] * torch.full_like(trained, _fixed_length(mode, constant)),
+        "sequence_sum": counts["sequences"] * torch.ones_like(trained),
+        "group_token_mean": counts["groups"] * row_group_tokens,
+    }[mode]
     # A row without trained tokens has nothing to divide; 1 keeps its zero a zero.
     return torch.where(per_row > 0, per_row, torch.ones_like(per_row))
+
+
+def _fixed_length(mode: str, constant: float | None) -> float:
+    if mode != "constant":
+        return 1.0
+    if constant is None or not 0 < constant < float("inf"):
+        raise ValueError(
+            "mode 'constant' needs a positive constant (the generation limit, in tokens), "
+            f"got {constant}; for example constant=3000"
+        )
+    return constant
+
+
+def _group_counts(trained: Tensor, group_index: Tensor | None) -> tuple[Tensor, float]:
+    if group_index is None:
+        raise ValueError("mode 'group_token_mean' needs group_index; pass the prompt group of each row")
+    require_same_shape(lengths=trained, group_index=group_index)
+    per_row, per_group = sum_by_index(trained, group_index)
+    return per_row, float((per_group > 0).sum())
 
 
 def aggregate(

@@ -1,0 +1,188 @@
+"""Chunked log-probabilities equal the plain ones: values, entropies, all gradients, whatever the chunk."""
+
+import pytest
+import torch
+from helpers import f64, flags, idx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stepladder.objectives.logprobs import chunked_logprobs, full_logprobs, next_token_targets
+
+quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+
+
+def inputs(
+    seed: int, count: int = 6, width: int = 5, vocabulary: int = 11
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_()  # noqa: E731
+    targets = torch.randint(0, vocabulary, (count,), generator=g)
+    return draw(count, width), draw(vocabulary, width), draw(vocabulary), targets
+
+
+def plain(
+    hidden: Tensor, head: Tensor, bias: Tensor, targets: Tensor, temperature: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    z = hidden @ head.t() + bias
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    logp = torch.log_softmax(z / temperature, -1)
+    return logp.gather(1, targets.unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+@quick
+@given(
+    seed=st.integers(0, 10**6),
+    chunk=st.integers(1, 8),
+    temperature=st.floats(0.3, 2.0),
+    cap=st.sampled_from([None, 2.0]),
+    with_entropy=st.booleans(),
+)
+def test_equal_to_the_plain_form(
+    seed: int, chunk: int, temperature: float, cap: float | None, with_entropy: bool
+) -> None:
+    hidden, head, bias, targets = inputs(seed)
+    weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lp, entropy = chunked_logprobs(
+        hidden,
+        head,
+        targets,
+        temperature=temperature,
+        chunk=chunk,
+        bias=bias,
+        soft_cap=cap,
+        differentiable_entropy=with_entropy,
+    )
+    lp_plain, entropy_plain = plain(hidden, head, bias, targets, temperature, cap)
+    assert torch.allclose(lp, lp_plain)
+    assert torch.allclose(entropy, entropy_plain)
+    assert entropy.requires_grad == with_entropy
+    total = (weights[0] * lp).sum() + ((weights[1] * entropy).sum() if with_entropy else 0.0)
+    total_plain = (weights[0] * lp_plain).sum() + (
+        (weights[1] * entropy_plain).sum() if with_entropy else 0.0
+    )
+    ours = torch.autograd.grad(total, (hidden, head, bias))
+    theirs = torch.autograd.grad(total_plain, (hidden, head, bias))
+    assert all(torch.allclose(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+@quick
+@given(seed=st.integers(0, 10**6), chunk=st.integers(1, 8), temperature=st.floats(0.3, 2.0))
+def test_a_frozen_head_gives_the_same_gradient(seed: int, chunk: int, temperature: float) -> None:
+    hidden, head, _, targets = inputs(seed)
+    weights = torch.linspace(-1, 2, 6, dtype=torch.float64)
+    frozen, _ = chunked_logprobs(hidden, head.detach(), targets, temperature=temperature, chunk=chunk)
+    trained, _ = chunked_logprobs(hidden, head, targets, temperature=temperature, chunk=chunk)
+    slope = torch.autograd.grad((weights * frozen).sum(), hidden)[0]
+    assert torch.allclose(slope, torch.autograd.grad((weights * trained).sum(), hidden)[0])
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_gradcheck(cap: float | None, with_entropy: bool) -> None:
+    hidden, head, bias, targets = inputs(0, count=3, width=2, vocabulary=4)
+
+    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+        both = chunked_logprobs(
+            tensors[0],
+            tensors[1],
+            targets,
+            temperature=0.7,
+            chunk=2,
+            bias=tensors[2],
+            soft_cap=cap,
+            differentiable_entropy=with_entropy,
+        )
+        return both if with_entropy else both[:1]
+
+    assert torch.autograd.gradcheck(outputs, (hidden, head, bias))
+    frozen = (head.detach(), bias.detach())
+    assert torch.autograd.gradcheck(lambda h: outputs(h, *frozen), (hidden,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_worked_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    hidden, head = (
+        torch.randn(5, 16).to(dtype).requires_grad_(),
+        torch.randn(40, 16).to(dtype).requires_grad_(),
+    )
+    targets = torch.randint(0, 40, (5,))
+    lp, entropy = chunked_logprobs(hidden, head, targets, chunk=2)
+    exact, exact_entropy = full_logprobs(hidden.double() @ head.double().t(), targets)
+    assert lp.dtype == entropy.dtype == torch.float32
+    assert torch.allclose(lp.double(), exact, atol=1e-5)
+    assert torch.allclose(entropy.double(), exact_entropy, atol=1e-5)
+    slopes = torch.autograd.grad(lp.sum(), (hidden, head))
+    exact_slopes = torch.autograd.grad(exact.sum(), (hidden, head))
+    for slope, expected in zip(slopes, exact_slopes, strict=True):
+        assert slope.dtype == dtype
+        assert torch.allclose(slope.double(), expected.double(), atol=0.05)
+
+
+def test_autocast_does_not_reach_inside() -> None:
+    torch.manual_seed(0)
+    hidden, head, targets = torch.randn(4, 8), torch.randn(9, 8), torch.randint(0, 9, (4,))
+    outside, _ = chunked_logprobs(hidden, head, targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, _ = chunked_logprobs(hidden, head, targets)
+    assert torch.equal(inside, outside)
+
+
+def test_only_what_requires_a_gradient_gets_one() -> None:
+    hidden, head, bias, targets = inputs(1)
+    only_head, _ = chunked_logprobs(hidden.detach(), head, targets)
+    only_head.sum().backward()
+    assert hidden.grad is None
+    assert head.grad is not None
+    nothing, _ = chunked_logprobs(hidden.detach(), head.detach(), targets, bias=bias.detach())
+    assert not nothing.requires_grad
+
+
+def test_no_tensor_of_the_size_of_all_logits_is_kept_or_made() -> None:
+    """Every tensor autograd saves, and every one made on the way, stays far below N·V elements."""
+    largest = 0
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    count, vocabulary, chunk = 64, 100, 4
+    hidden, head, _, targets = inputs(2, count=count, vocabulary=vocabulary)
+    saved = []
+    with (
+        Watch(),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t),
+    ):
+        lp, _ = chunked_logprobs(hidden, head, targets, chunk=chunk)
+        lp.sum().backward()
+    assert 0 < largest <= max(chunk * vocabulary, count * 5, vocabulary * 5)
+    assert max(saved) <= max(count * 5, vocabulary * 5)
+
+
+def test_full_logprobs_by_hand() -> None:
+    # z = (2, 1, 0), T = 1: lse = ln(e² + e + 1) = 2.407606
+    lp, entropy = full_logprobs(f64([[2.0, 1.0, 0.0]]), idx(1))
+    assert lp.item() == pytest.approx(1 - 2.407606, abs=1e-6)
+    # H = lse − Σ p z = 2.407606 − (2·.665241 + .244728)
+    assert entropy.item() == pytest.approx(2.407606 - 1.575210, abs=1e-5)
+
+
+def test_an_empty_batch() -> None:
+    hidden, head = torch.zeros(0, 3, requires_grad=True), torch.zeros(5, 3, requires_grad=True)
+    lp, entropy = chunked_logprobs(hidden, head, torch.zeros(0, dtype=torch.long))
+    lp.sum().backward()
+    assert lp.shape == entropy.shape == (0,)
+    assert torch.equal(head.grad, torch.zeros(5, 3))
+
+
+def test_packed_documents_score_like_documents_alone() -> None:
+    ids, mask = idx(5, 6, 7, 8, 9).unsqueeze(0), flags(0, 1, 1, 1, 1).unsqueeze(0)
+    targets, trained = next_token_targets(ids, mask, segment_ids=idx(0, 0, 0, 1, 1).unsqueeze(0))
+    first, first_mask = next_token_targets(ids[:, :3], mask[:, :3])
+    second, second_mask = next_token_targets(ids[:, 3:], mask[:, 3:])
+    assert targets[trained].tolist() == [*first[first_mask].tolist(), *second[second_mask].tolist()]
