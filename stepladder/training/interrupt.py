@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Abandoned(KeyboardInterrupt):
+    """A second Ctrl-C broke into a block that may not be broken into: nothing of it can be saved."""
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a first Ctrl-C back until the block is done; a second one goes through at once."""
+    """Hold a first Ctrl-C back until the block is done; a second one goes through at once, as `Abandoned`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -21,7 +25,7 @@ def uninterrupted() -> Iterator[None]:
     def hold(number: int, frame: FrameType | None) -> None:
         nonlocal held
         if held:
-            raise KeyboardInterrupt
+            raise Abandoned
         held = True
 
     signal.signal(signal.SIGINT, hold)
