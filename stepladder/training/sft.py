@@ -63,9 +63,7 @@ def run_sft(
         random.Random(f"{seed}/{state.epoch}").shuffle(order)
         for start in range(0, len(order), settings.batch_size):
             chosen = [samples[i] for i in order[start : start + settings.batch_size]]
-            rate = warmup_then_constant(
-                state.step, peak=settings.learning_rate, warmup=settings.warmup_steps
-            )
+            rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
             metrics = sft_update(
                 policy, optimizer, chosen, learning_rate=rate, token_budget=settings.token_budget
             )
