@@ -29,3 +29,10 @@ class Shop:
     def tasks(split: str) -> list[dict]:
         first = 0 if split == "train" else 1000  # other shops, other prices
         return [{"shop": n, "item": GOODS[n % len(GOODS)]} for n in range(first, first + 200)]
+
+
+if __name__ == "__main__":
+    import stepladder
+
+    recipe = {"run": {"name": "shop"}, "rl": {"steps": 5}, "evaluation": {"tasks": 40, "raw": 40}}
+    print(stepladder.train(recipe, environment=Shop))

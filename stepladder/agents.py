@@ -162,7 +162,9 @@ class EndpointAgent:
             choice = response.json()["choices"][0]
             message = _from_wire(choice["message"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineError(f"the endpoint's answer is no chat completion: {response.text[:300]}") from error
+            raise EngineError(
+                f"the endpoint's answer is no chat completion: {response.text[:300]}"
+            ) from error
         self.messages.append(message)
         return Act(message, "length" if choice.get("finish_reason") == "length" else "stop")
 

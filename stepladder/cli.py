@@ -1,12 +1,12 @@
 """The command line. Only typer and the light layers are imported here; each command imports what it needs.
 
-    stepladder train calculator rl.steps=20      a recipe by name or file, with dotted overrides
-    stepladder eval MODEL --env calculator       a checkpoint, a hub model or an endpoint, without training
-    stepladder inspect calculator                the first batch as coloured tokens, before any training
-    stepladder chat runs/calculator              talk to the trained agent, tools live
-    stepladder resume runs/calculator            continue a stopped or killed run
-    stepladder recipes                           what can be trained out of the box
-    stepladder check-env my_module:MyWorld       does an environment keep its contract?
+stepladder train calculator rl.steps=20      a recipe by name or file, with dotted overrides
+stepladder eval MODEL --env calculator       a checkpoint, a hub model or an endpoint, without training
+stepladder inspect calculator                the first batch as coloured tokens, before any training
+stepladder chat runs/calculator              talk to the trained agent, tools live
+stepladder resume runs/calculator            continue a stopped or killed run
+stepladder recipes                           what can be trained out of the box
+stepladder check-env my_module:MyWorld       does an environment keep its contract?
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def recipes() -> None:
 @app.command(name="eval")
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint")
+        str,
+        typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint"),
     ],
     env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
     overrides: Overrides = None,

@@ -179,6 +179,15 @@ class EvaluationSection(Section):
     examples: int = Field(4, ge=0, description="trajectories kept for the report")
 
 
+class EvalRecipe(Section):
+    """What playing episodes takes, without any training: the part that `eval`, `chat` and runs share."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    environment: EnvironmentSection
+    rollout: RolloutSection = RolloutSection()
+
+
 class Recipe(Section):
     """A whole run: which model, in which world, up which rungs."""
 
@@ -228,10 +237,22 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = 
             data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return parse_recipe(_overridden(data, overrides))
+
+
+def eval_recipe(data: dict[str, Any], overrides: Sequence[str] = ()) -> EvalRecipe:
+    """An `EvalRecipe` from a dictionary and overrides; raises ConfigError like `load_recipe`."""
+    try:
+        return EvalRecipe.model_validate(_overridden(data, overrides))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentence(e, EvalRecipe) for e in error.errors())) from None
+
+
+def _overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     data = _copy(data)
     for override in overrides:
         _override(data, override)
-    return parse_recipe(data)
+    return data
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -259,13 +280,13 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(e) for e in error.errors())) from None
+        raise ConfigError("\n".join(_sentence(e, Recipe) for e in error.errors())) from None
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        known = _known_keys(error["loc"][:-1])
+        known = _known_keys(model, error["loc"][:-1])
         key = str(error["loc"][-1])
         hint = nearest(key, known)
         return f"unknown key {where!r} (value {error['input']!r}).{hint} Known here: {', '.join(known)}"
@@ -275,8 +296,7 @@ def _sentence(error: Any) -> str:
     return f"{where}: {message}; got {error['input']!r}"
 
 
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    model: Any = Recipe
+def _known_keys(model: Any, location: tuple[Any, ...]) -> list[str]:
     for part in location:
         annotation = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]

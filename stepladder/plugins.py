@@ -37,6 +37,23 @@ def load_object(path: str, *, what: str = "object") -> Any:
     return target
 
 
+def import_path(target: type) -> str:
+    """The path under which `load_object` finds a class again; of a script run as __main__, its file.
+
+    Raises ConfigError for a class inside a function or a notebook cell, which nothing can import.
+    """
+    module = sys.modules.get(target.__module__)
+    file = getattr(module, "__file__", None)
+    if "<locals>" in target.__qualname__ or (target.__module__ == "__main__" and file is None):
+        raise ConfigError(
+            f"{target.__qualname__} cannot be imported by a resumed run; move the class to the top level of "
+            "a .py file"
+        )
+    if target.__module__ == "__main__" or target.__module__.startswith("stepladder_file_"):
+        return f"{file}:{target.__qualname__}"
+    return f"{target.__module__}:{target.__qualname__}"
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing public"
 

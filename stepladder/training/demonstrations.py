@@ -43,7 +43,10 @@ def sft_samples(
 
 
 def _rendered(
-    bench: Workbench, settings: SftSection, rows: Sequence[tuple[Sequence[Message], Sequence[Tool]]], name: str
+    bench: Workbench,
+    settings: SftSection,
+    rows: Sequence[tuple[Sequence[Message], Sequence[Tool]]],
+    name: str,
 ) -> list[TrainingSample]:
     samples: list[TrainingSample] = []
     for i, (messages, tools) in enumerate(rows):

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from stepladder.config import Recipe
+from stepladder.config import Recipe, parse_recipe
+from stepladder.plugins import import_path
 from stepladder.errors import CheckpointError, ConfigError, RunStopped
 from stepladder.evaluation import Evaluation, WithExamples, evaluate, held_out
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_tensors
@@ -37,8 +38,23 @@ TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
 
 
-def train(recipe: Recipe, *, overwrite: bool = False, display: Display | None = None) -> Path:
-    """Run a recipe in a new folder; returns the folder. Ctrl-C saves and raises RunStopped."""
+def train(
+    recipe: Recipe | Mapping[str, Any],
+    *,
+    environment: type | None = None,
+    overwrite: bool = False,
+    display: Display | None = None,
+) -> Path:
+    """Run a recipe in a new folder; returns the folder. Ctrl-C saves and raises RunStopped.
+
+    `environment`: your own class, instead of a name in the recipe; it must be importable (a module or a
+    file), so that `resume` finds it again.
+    """
+    if not isinstance(recipe, Recipe):
+        sections = dict(recipe)
+        if environment is not None:
+            sections["environment"] = {**sections.get("environment", {}), "name": import_path(environment)}
+        recipe = parse_recipe(sections)
     path = Path(recipe.run.out) / recipe.run.name
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
@@ -269,9 +285,7 @@ class Ladder:
                 f"{latest} was taken on the rung {self.rung!r}, which the recipe does not have; resume with "
                 "the recipe of the run"
             )
-        self.optimizer = MasterOptimizer(
-            self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm
-        )
+        self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
         self.sft.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
@@ -293,13 +307,13 @@ class Ladder:
         write_summary(self.folder.path)
 
 
-def evaluation_record(
-    rung: str, step: int, result: Evaluation, keep: int, decode: Any
-) -> dict[str, Any]:
+def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:
     """One line of evaluations.jsonl; examples are spread over the domains."""
     seen: set[str] = set()
     chosen = [
-        t for t in result.trajectories if t.task.domain not in seen and not seen.add(t.task.domain)  # type: ignore[func-returns-value]
+        t
+        for t in result.trajectories
+        if t.task.domain not in seen and not seen.add(t.task.domain)  # type: ignore[func-returns-value]
     ]
     return {
         "rung": rung,

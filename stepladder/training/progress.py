@@ -60,7 +60,9 @@ class Display:
         elif not self.quiet:
             spent = time.monotonic() - self._began
             left = spent / max(step - self._first, 1) * max(self._total - step, 0)
-            self.console.print(f"{self._name} {step}/{self._total}  {note}  left {left:.0f}s", highlight=False)
+            self.console.print(
+                f"{self._name} {step}/{self._total}  {note}  left {left:.0f}s", highlight=False
+            )
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """An episode ended; an evaluation counts these."""

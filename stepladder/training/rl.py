@@ -158,9 +158,7 @@ def make_batch(groups: Sequence[Group], row: Algorithm) -> RlBatch:
     if row.advantage == "constant":
         advantages = constant_advantages(rewards)
     else:
-        advantages = group_advantages(
-            rewards, index, baseline=row.baseline, scale=row.scale, ddof=row.ddof
-        )
+        advantages = group_advantages(rewards, index, baseline=row.baseline, scale=row.scale, ddof=row.ddof)
     samples, owner = [], []
     for i, trajectory in enumerate(trajectories):
         for sample in trajectory.samples:

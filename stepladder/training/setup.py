@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stepladder.agents import Agents, policy_agents
-from stepladder.config import Recipe
+from stepladder.config import EvalRecipe, Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import CheckedWorld, load_world
@@ -26,7 +26,7 @@ from stepladder.types import Group
 class Workbench:
     """The parts of a run. `runner` owns the one event loop that every rollout of the run uses."""
 
-    recipe: Recipe
+    recipe: Recipe | EvalRecipe
     world: CheckedWorld
     policy: Policy
     renderer: Renderer
@@ -53,7 +53,7 @@ class Workbench:
         self.runner.close()
 
 
-def prepare(recipe: Recipe) -> Workbench:
+def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
     set_threads(recipe.run.threads)
     if recipe.run.exact:
@@ -80,7 +80,7 @@ def prepare(recipe: Recipe) -> Workbench:
     return Workbench(recipe, world, policy, renderer, engine, limits, scorer, runner)
 
 
-def limits_of(recipe: Recipe) -> Limits:
+def limits_of(recipe: Recipe | EvalRecipe) -> Limits:
     r = recipe.rollout
     return Limits(
         max_turns=r.max_turns,
@@ -95,7 +95,7 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available)
 
 
-def build_policy(recipe: Recipe) -> Policy:
+def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
     """The model of the recipe, from scratch or pretrained, with its tokenizer."""
     m = recipe.model
     device = pick_device(m.device)
@@ -120,7 +120,7 @@ def make_renderer(policy: Policy) -> Renderer:
     return Renderer(policy.tokenizer, extra_stop_ids=extra)
 
 
-def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
+def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
     from peft import LoraConfig, get_peft_model
 
     lora = recipe.model.lora
@@ -136,7 +136,7 @@ def _with_lora(policy: Policy, recipe: Recipe) -> Policy:
     return Policy(get_peft_model(policy.lm, config), policy.tokenizer)
 
 
-def _scorer(recipe: Recipe) -> Scorer | None:
+def _scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
     if not recipe.environment.rewards:
         return None
     rewards = [as_reward(path) for path in recipe.environment.rewards]

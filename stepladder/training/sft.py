@@ -70,9 +70,7 @@ def run_sft(
         random.Random(f"{seed}/{state.epoch}").shuffle(order)
         for batch in range(state.step - state.epoch * per_epoch, per_epoch):
             chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
-            rate = warmup_then_constant(
-                state.step, peak=settings.learning_rate, warmup=settings.warmup_steps
-            )
+            rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
             with uninterrupted(), _clock(state):
                 metrics = sft_update(
                     policy,

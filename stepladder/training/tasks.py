@@ -24,7 +24,9 @@ class TaskSampler:
     mostly unsolved (so that it is not given up) and .04 once it is solved (so that it is not forgotten).
     """
 
-    def __init__(self, world: CheckedWorld, split: str, *, mode: Literal["uniform", "adaptive"], seed: int) -> None:
+    def __init__(
+        self, world: CheckedWorld, split: str, *, mode: Literal["uniform", "adaptive"], seed: int
+    ) -> None:
         self.world, self.split, self.mode, self.seed = world, split, mode, seed
         self.count = world.count(split)
         if self.count < 1:

@@ -1,0 +1,141 @@
+"""`stepladder eval`: a model or an endpoint on any environment, without training."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stepladder.agents import Agents, EndpointAgent, endpoint_client
+from stepladder.config import EvalRecipe, eval_recipe
+from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.errors import ConfigError
+from stepladder.evaluation import Evaluation, evaluate, held_out
+from stepladder.reports.run import RECIPE
+from stepladder.training.progress import Display
+from stepladder.training.records import encode_line, trajectory_to_dict
+from stepladder.training.setup import limits_of, prepare
+from stepladder.types import Trajectory
+
+
+def evaluate_model(
+    model: str,
+    *,
+    environment: str,
+    overrides: Sequence[str],
+    tasks: int,
+    split: str,
+    temperature: float,
+    seed: int,
+    endpoint_model: str,
+    out: Path | None,
+) -> Evaluation:
+    """Play `tasks` held-out tasks and print success with its interval, by domain."""
+    remote = model.startswith(("http://", "https://"))
+    if remote and not endpoint_model:
+        raise ConfigError("name the model that the endpoint serves: --endpoint-model NAME")
+    sections: dict[str, Any] = {"environment": {"name": environment}, "run": {"seed": seed}}
+    if not remote:
+        sections["model"] = {"name": str(model_folder(model))}
+    recipe = eval_recipe(sections, overrides)
+    with _agents(recipe, model if remote else None, endpoint_model, temperature) as (runner, world, agents):
+        display = Display()
+        chosen = held_out(world, split, tasks)
+        display.start("evaluating", len(chosen), 0, unit="tasks")
+        result = runner.run(
+            evaluate(
+                agents,
+                world,
+                chosen,
+                temperature=temperature,
+                limits=limits_of(recipe),
+                seed=seed,
+                on_trajectory=display.trajectory,
+            )
+        )
+        display.stop()
+    _print(result, model, environment)
+    if out is not None:
+        _write(out, result.trajectories)
+    return result
+
+
+def model_folder(name: str) -> str | Path:
+    """The trained model inside a run folder; anything else stays what it is."""
+    path = Path(name)
+    if (path / RECIPE).is_file():
+        if not (path / "final").is_dir():
+            raise ConfigError(
+                f"the run {path} has not finished: it holds no final/ model. Continue it with "
+                f"`stepladder resume {path}`"
+            )
+        return path / "final"
+    return name
+
+
+@contextlib.contextmanager
+def _agents(
+    recipe: EvalRecipe, url: str | None, endpoint_model: str, temperature: float
+) -> Iterator[tuple[asyncio.Runner, CheckedWorld, Agents]]:
+    if url is None:
+        with contextlib.closing(prepare(recipe)) as bench:
+            yield bench.runner, bench.world, bench.agents(temperature)
+        return
+    world = load_world(
+        recipe.environment.name, deadline=recipe.rollout.deadline, **recipe.environment.options
+    )
+    with asyncio.Runner() as runner:
+        runner.run(world.setup())
+        client = endpoint_client(url, deadline=recipe.rollout.deadline)
+
+        def make(key: str) -> EndpointAgent:
+            return EndpointAgent(
+                client, endpoint_model, temperature=temperature, max_tokens=recipe.rollout.max_tokens
+            )
+
+        try:
+            yield runner, world, make
+        finally:
+            runner.run(client.aclose())
+            runner.run(world.teardown())
+
+
+def _print(result: Evaluation, model: str, environment: str) -> None:
+    low, high = result.interval
+    table = Table(title=f"{model} on {environment}", box=None)
+    for name, justify in (("", "left"), ("solved", "right"), ("n", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    if len(result.by_domain) > 1:
+        for domain, (right, n) in result.by_domain.items():
+            table.add_row(domain, f"{right / n:.0%}", str(n))
+    table.add_row("[bold]all[/]", f"[bold]{result.success:.1%}[/]", str(result.n))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"95% interval {low:.1%} to {high:.1%}; temperature {result.temperature:g}; used a tool in "
+        f"{result.tool_rate:.0%} of the episodes; {result.truncated} cut off, {result.failed} failed "
+        f"(counted as unsolved); {result.seconds:.0f} s",
+        highlight=False,
+    )
+
+
+def _write(out: Path, trajectories: Sequence[Trajectory]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("wb") as file:
+        for trajectory in trajectories:
+            file.write(encode_line(trajectory_to_dict(trajectory)))
+
+
+def run_environment(path: Path) -> dict[str, Any]:
+    """The [environment] section of a run, for commands that are given only its folder."""
+    import tomllib
+
+    data = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
+    section: dict[str, Any] = json.loads(json.dumps(data["environment"]))
+    return section
