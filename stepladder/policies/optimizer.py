@@ -90,14 +90,14 @@ class MasterOptimizer:
     # -- state, as plain tensors for safetensors ------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments, by name. The step count is `adam.step` (one number for all)."""
+        """Masters, moments and step counts, by name; a parameter without gradients so far has no moments."""
         out = {f"master/{name}": t.detach() for name, t in self.masters.items()}
         for name, t in self.masters.items():
             state = self.adam.state.get(t)
             if state:
                 out[f"exp_avg/{name}"] = state["exp_avg"]
                 out[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
-                out["adam.step"] = state["step"].reshape(1)
+                out[f"step/{name}"] = state["step"].reshape(1)
         return out
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class MasterOptimizer:
             master.copy_(saved)
             if f"exp_avg/{name}" in tensors:
                 self.adam.state[master] = {
-                    "step": tensors["adam.step"].clone().reshape(()),
+                    "step": tensors[f"step/{name}"].clone().reshape(()),
                     "exp_avg": tensors[f"exp_avg/{name}"].clone(),
                     "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].clone(),
                 }

@@ -159,7 +159,14 @@ class Policy:
         scored = sum(s.num_trained for s in samples)
         # bf16 rounds each layer's output in whatever order it was computed; an error of layout is nats.
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.15
-        candidates: list[Mode] = ["packed", "padded"] if _full_attention(self.lm.config) else ["padded"]
+        candidates: list[Mode] = ["packed", "padded"]
+        if not _full_attention(self.lm.config):
+            log.warning(
+                "packing and shared prefixes are off for this model (%s): some of its layers do not attend "
+                "to the whole sequence",
+                self.lm.config.model_type,
+            )
+            candidates = ["padded"]
         for mode in candidates:
             self.mode = mode
             try:

@@ -9,7 +9,10 @@ so a resumed run's files have every step once.
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,16 @@ from typing import Any
 import torch
 
 from stepladder.config import Recipe, parse_recipe
-from stepladder.plugins import import_path
-from stepladder.errors import CheckpointError, ConfigError, RunStopped
+from stepladder.errors import CheckpointError, RunStopped, StepladderError
 from stepladder.evaluation import Evaluation, WithExamples, evaluate, held_out
-from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_tensors
+from stepladder.plugins import import_path
+from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
+from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
+from stepladder.training.interrupt import Abandoned, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
@@ -33,6 +38,8 @@ from stepladder.training.setup import Workbench, prepare
 from stepladder.training.sft import SftState, run_sft
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group
+
+log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
@@ -56,30 +63,31 @@ def train(
             sections["environment"] = {**sections.get("environment", {}), "name": import_path(environment)}
         recipe = parse_recipe(sections)
     path = Path(recipe.run.out) / recipe.run.name
+    RunFolder.check_new(path, overwrite=overwrite)
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)
         device = str(bench.policy.device)
         with RunFolder.create(path, data, overwrite=overwrite, device=device) as folder:
-            Ladder(bench, folder, display or Display()).climb()
+            Ladder(bench, recipe, folder, display or Display()).climb()
     return path
 
 
 def resume(path: Path, *, display: Display | None = None) -> Path:
     """Continue a run from its newest whole checkpoint, or from its start where there is none."""
     with RunFolder.open(path) as folder:
-        recipe = Recipe.model_validate(folder.recipe())
+        recipe = parse_recipe(folder.recipe())
         with contextlib.closing(prepare(recipe)) as bench:
-            Ladder(bench, folder, display or Display()).climb()
+            Ladder(bench, recipe, folder, display or Display()).climb()
     return path
 
 
 class Ladder:
     """The state of a run: which rung, which step, and the optimiser of the rung."""
 
-    def __init__(self, bench: Workbench, folder: RunFolder, display: Display) -> None:
+    def __init__(self, bench: Workbench, recipe: Recipe, folder: RunFolder, display: Display) -> None:
         self.bench, self.folder, self.display = bench, folder, display
-        self.recipe = bench.recipe
+        self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
@@ -92,16 +100,31 @@ class Ladder:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
         self._restore()
         try:
+            self._climb_or_stop()
+        except BaseException:
+            try:
+                self.report()
+            except (OSError, StepladderError) as error:  # must not hide what ended the run
+                log.warning("the report of %s could not be written: %s", self.folder.path, error)
+            raise
+        self.report()
+
+    def _climb_or_stop(self) -> None:
+        go_on = f"Go on with: stepladder resume {self.folder.path}"
+        try:
             self._climb()
+        except Abandoned:  # weights and counters may be half a step apart
+            raise RunStopped(
+                f"stopped at once by a second Ctrl-C; the newest checkpoint is kept. {go_on}"
+            ) from None
         except KeyboardInterrupt:
-            if self.optimizer is not None:
-                self._save()
+            if self.optimizer is None:
+                raise RunStopped(f"stopped by Ctrl-C before any training. {go_on}") from None
+            self._save()
             raise RunStopped(
                 f"stopped by Ctrl-C at {self.rung} step {self._step()}; everything up to there is saved. "
-                f"Go on with: stepladder resume {self.folder.path}"
+                f"{go_on}"
             ) from None
-        finally:
-            self.report()
 
     def _climb(self) -> None:
         e = self.recipe.evaluation
@@ -117,7 +140,8 @@ class Ladder:
             self._climb_rl()
             self._evaluate("rl", self.rl.step, e.tasks)
         self.display.status("saving the model")
-        export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
+        with room_for("the trained model", self.folder.path):
+            export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
 
     # -- rungs ----------------------------------------------------------------------------------------
 
@@ -192,21 +216,19 @@ class Ladder:
     @contextlib.contextmanager
     def _training(self, rung: str, max_grad_norm: float) -> Iterator[MasterOptimizer]:
         """The rung's optimiser, with the restored state if the run was resumed inside this rung."""
-        optimizer = self.optimizer
-        if optimizer is None or self.rung != rung:
-            if optimizer is not None:
-                optimizer.close()
-            optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=max_grad_norm)
-        optimizer.max_grad_norm = max_grad_norm
-        if not self.rung.endswith("-done") or not self.rung.startswith(rung):
-            self.rung = rung
-        self.optimizer = optimizer
+        with uninterrupted():  # the name of the rung and its optimiser change together
+            optimizer = self.optimizer
+            if optimizer is None or self.rung != rung:
+                if optimizer is not None:
+                    optimizer.close()
+                optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=max_grad_norm)
+            if self.rung != f"{rung}-done":
+                self.rung = rung
+            self.optimizer = optimizer
         yield optimizer
 
     def _reference(self) -> Policy:
         """The policy as it was when RL began, for the KL term; kept in the run folder."""
-        import copy
-
         path = self.folder.path / REFERENCE
         model = copy.deepcopy(self.bench.policy.model)
         names = dict(model.named_parameters())
@@ -215,8 +237,16 @@ class Ladder:
             with torch.no_grad():
                 for name, tensor in saved.items():
                     names[name].copy_(tensor)
+        elif self.rl.step:
+            raise CheckpointError(
+                f"{path} is gone: it holds the model that RL began with, which the KL term is measured from; "
+                "put it back, or start the run anew"
+            )
         else:
-            save_tensors(path, {n: p.detach() for n, p in names.items() if p.requires_grad})
+            aside = path.with_name(f".{REFERENCE}.new")
+            with room_for("the reference model", self.folder.path):
+                save_tensors(aside, {n: p.detach() for n, p in names.items() if p.requires_grad})
+            os.replace(aside, path)  # a kill while it is written leaves no half of it
         model.requires_grad_(False)
         return Policy(model, self.bench.policy.tokenizer, mode=self.bench.policy.mode)
 
@@ -229,7 +259,7 @@ class Ladder:
         e = self.recipe.evaluation
         world = self.bench.world
         if examples:
-            world = WithExamples(world, _demonstrations(world, examples, self.recipe.run.seed + 2))
+            world = WithExamples(world, world.demonstrations(examples, self.recipe.run.seed + 2))
         tasks = held_out(self.bench.world, e.split, n)
         self.display.start(f"evaluating {rung}", len(tasks), 0, unit="tasks")
         result = self.bench.runner.run(
@@ -300,11 +330,8 @@ class Ladder:
 
     def report(self) -> None:
         """Write summary.txt and report.html from what is in the folder."""
-        from stepladder.reports.html import write_html
-        from stepladder.reports.summary import write_summary
-
-        write_html(self.folder.path)
-        write_summary(self.folder.path)
+        with room_for("the report", self.folder.path):
+            write_reports(self.folder.path)
 
 
 def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:
@@ -330,14 +357,3 @@ def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decod
         "temperature": result.temperature,
         "examples": [trajectory_to_dict(t, decode=decode) for t in chosen[:keep]],
     }
-
-
-def _demonstrations(world: Any, count: int, seed: int) -> list[Any]:
-    make = getattr(world, "demonstrations", None)
-    if make is None:
-        raise ConfigError(
-            "evaluation.few_shot needs worked examples, but this environment has no demonstrations(count, "
-            "seed) method; add one, or set evaluation.few_shot = 0"
-        )
-    examples: list[Any] = make(count, seed)
-    return examples

@@ -5,7 +5,7 @@ The denominators belong to the whole step, so how the batch is cut does not chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,12 +90,15 @@ def rl_update(
     correction: Correction,
     constant: float | None = None,
     reference: Policy | None = None,
+    before_step: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
     """One update of `batch` by the algorithm `row`.
 
     Samples without advantage are skipped where nothing else (a KL term) gives them a gradient; they stay
     in the denominators. At the first update of a batch the proximal log-probabilities are the current
-    ones. Returns metrics with `updated` 0.0 when no sample had a signal: then no step was taken.
+    ones. `before_step` sees the metrics while the weights are still those that were measured; what it raises
+    leaves them untouched. Returns metrics with `updated` 0.0 when no sample had a signal: then no step was
+    taken. Raises ValueError for a KL term in the loss without a `reference`.
     """
     lengths = torch.tensor([s.num_trained for s in batch.samples])
     denominators = step_denominators(
@@ -106,6 +109,11 @@ def rl_update(
         constant=constant,
     )
     with_kl = row.kl_in == "loss" and row.kl_coefficient > 0
+    if with_kl and reference is None:
+        raise ValueError(
+            f"{row.name!r} has a KL term in its loss (coefficient {row.kl_coefficient:g}); give the "
+            "reference policy, or a row with kl_coefficient=0"
+        )
     live = [i for i in range(len(batch.samples)) if with_kl or float(batch.advantages[i]) != 0.0]
     if not live:
         return {"updated": 0.0, "grad_norm": 0.0, "loss": 0.0}
@@ -145,8 +153,14 @@ def rl_update(
         loss_sum += float(loss.detach())
         computed += scores.tokens_computed
         parts.append(metrics)
-    norm = optimizer.step(learning_rate)
     merged = _floats(merge_metrics(parts))
+    if before_step is not None:
+        try:
+            before_step(merged)
+        except BaseException:
+            optimizer.clear()
+            raise
+    norm = optimizer.step(learning_rate)
     extra = {"loss": loss_sum, "grad_norm": norm, "updated": 1.0, "tokens_computed": float(computed)}
     return {**merged, **extra}
 
@@ -158,14 +172,14 @@ def check_on_policy(metrics: Metrics, *, exact_limit: float | None, mean_limit: 
     its mean (an engine in another precision). Raises InvariantError with what to look at.
     """
     worst, mean = metrics.get("log_ratio_abs_max", 0.0), metrics.get("log_ratio_abs", 0.0)
-    over = worst > exact_limit if exact_limit is not None else mean > mean_limit
-    if not over:
+    within = worst <= exact_limit if exact_limit is not None else mean <= mean_limit
+    if within:  # NaN is not
         return
+    allowed = f"{exact_limit:g} for each" if exact_limit is not None else f"{mean_limit:g} on average"
     raise InvariantError(
         "the log-probabilities stored when the tokens were sampled are not those of the model being "
-        f"trained: mean difference {mean:.3g} nats a token, largest {worst:.3g} "
-        f"(allowed: {f'{exact_limit:g} for each' if exact_limit is not None else f'{mean_limit:g} on average'}"
-        "). On-policy they are equal. Usual causes: a weight sync that did not arrive, dropout left on, a "
+        f"trained: mean difference {mean:.3g} nats a token, largest {worst:.3g} (allowed: {allowed}). "
+        "On-policy they are equal. Usual causes: a weight sync that did not arrive, dropout left on, a "
         "temperature applied on one side only, or a mask that is shifted"
     )
 
