@@ -17,13 +17,15 @@ from typing import Any
 import torch
 
 from stepladder.config import Recipe, parse_recipe
-from stepladder.plugins import import_path
 from stepladder.errors import CheckpointError, ConfigError, RunStopped
 from stepladder.evaluation import Evaluation, WithExamples, evaluate, held_out
+from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
+from stepladder.reports.html import html_report
+from stepladder.reports.summary import summarise
 from stepladder.training.demonstrations import sft_samples
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
@@ -61,7 +63,7 @@ def train(
         data = recipe.model_dump(mode="json", exclude_none=True)
         device = str(bench.policy.device)
         with RunFolder.create(path, data, overwrite=overwrite, device=device) as folder:
-            Ladder(bench, folder, display or Display()).climb()
+            Ladder(bench, recipe, folder, display or Display()).climb()
     return path
 
 
@@ -70,16 +72,16 @@ def resume(path: Path, *, display: Display | None = None) -> Path:
     with RunFolder.open(path) as folder:
         recipe = Recipe.model_validate(folder.recipe())
         with contextlib.closing(prepare(recipe)) as bench:
-            Ladder(bench, folder, display or Display()).climb()
+            Ladder(bench, recipe, folder, display or Display()).climb()
     return path
 
 
 class Ladder:
     """The state of a run: which rung, which step, and the optimiser of the rung."""
 
-    def __init__(self, bench: Workbench, folder: RunFolder, display: Display) -> None:
+    def __init__(self, bench: Workbench, recipe: Recipe, folder: RunFolder, display: Display) -> None:
         self.bench, self.folder, self.display = bench, folder, display
-        self.recipe = bench.recipe
+        self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
@@ -300,11 +302,8 @@ class Ladder:
 
     def report(self) -> None:
         """Write summary.txt and report.html from what is in the folder."""
-        from stepladder.reports.html import write_html
-        from stepladder.reports.summary import write_summary
-
-        write_html(self.folder.path)
-        write_summary(self.folder.path)
+        page = self.folder.write_text("report.html", html_report(self.folder.path))
+        self.folder.write_text("summary.txt", summarise(self.folder.path, page))
 
 
 def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stepladder.errors import InvariantError
 from stepladder.objectives.corrections import Correction, correction_weights, mismatch_metrics
 from stepladder.objectives.kl import kl_estimate
 from stepladder.objectives.policy_gradient import SURROGATES
-from stepladder.objectives.reduce import Aggregation, aggregate, merge_metrics, step_denominators
+from stepladder.objectives.reduce import aggregate, merge_metrics, step_denominators
 from stepladder.objectives.supervised import cross_entropy
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy, Scores
@@ -100,7 +100,7 @@ def rl_update(
     lengths = torch.tensor([s.num_trained for s in batch.samples])
     denominators = step_denominators(
         lengths,
-        mode=_aggregation(row),
+        mode=row.aggregation,
         trajectory_index=batch.trajectory_index,
         group_index=batch.group_index,
         constant=constant,
@@ -161,11 +161,11 @@ def check_on_policy(metrics: Metrics, *, exact_limit: float | None, mean_limit: 
     over = worst > exact_limit if exact_limit is not None else mean > mean_limit
     if not over:
         return
+    allowed = f"{exact_limit:g} for each" if exact_limit is not None else f"{mean_limit:g} on average"
     raise InvariantError(
         "the log-probabilities stored when the tokens were sampled are not those of the model being "
-        f"trained: mean difference {mean:.3g} nats a token, largest {worst:.3g} "
-        f"(allowed: {f'{exact_limit:g} for each' if exact_limit is not None else f'{mean_limit:g} on average'}"
-        "). On-policy they are equal. Usual causes: a weight sync that did not arrive, dropout left on, a "
+        f"trained: mean difference {mean:.3g} nats a token, largest {worst:.3g} (allowed: {allowed}). "
+        "On-policy they are equal. Usual causes: a weight sync that did not arrive, dropout left on, a "
         "temperature applied on one side only, or a mask that is shifted"
     )
 
@@ -209,10 +209,6 @@ def _distances(scores: Scores, behaviour: Tensor) -> dict[str, Tensor]:
         "log_ratio_abs_max": difference.max(),
         "entropy": (scores.entropy * scores.mask).sum() / count,
     }
-
-
-def _aggregation(row: Algorithm) -> Aggregation:
-    return row.aggregation
 
 
 def _floats(metrics: dict[str, Tensor]) -> Metrics:
