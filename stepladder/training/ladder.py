@@ -24,8 +24,7 @@ from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_t
 from stepladder.policies.export import export_model
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.reports.html import html_report
-from stepladder.reports.summary import summarise
+from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
@@ -302,8 +301,7 @@ class Ladder:
 
     def report(self) -> None:
         """Write summary.txt and report.html from what is in the folder."""
-        page = self.folder.write_text("report.html", html_report(self.folder.path))
-        self.folder.write_text("summary.txt", summarise(self.folder.path, page))
+        write_reports(self.folder.path)
 
 
 def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:
