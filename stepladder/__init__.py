@@ -39,7 +39,7 @@ _HOME = {
     "train": "training.ladder",
     "resume": "training.ladder",
 }
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from stepladder.config import Recipe as Recipe

@@ -46,7 +46,7 @@ class LoraSection(Section):
     """A low-rank adapter instead of all weights (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    alpha: int = Field(32, gt=0)
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
@@ -225,7 +225,7 @@ class Recipe(Section):
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe: a bundled name, a path to a TOML file, or a dictionary; then apply `a.b=value` overrides.
+    """Read a recipe (a bundled name, a TOML file or a dictionary), then apply `a.b=value` overrides.
 
     Raises ConfigError naming the key, the value received and the nearest known name.
     """

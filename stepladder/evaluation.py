@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from stepladder.agents import Agents
 from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
+from stepladder.reports.tables import wilson_interval
 from stepladder.rollout import Limits, Scorer, rollout
 from stepladder.types import Message, Reset, Task, Trajectory
 
@@ -36,21 +36,6 @@ class Evaluation:
     @property
     def success(self) -> float:
         return self.solved / self.n
-
-
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a proportion (Wilson 1927); z=1.96 gives 95 %.
-
-    >>> low, high = wilson_interval(5, 100)
-    >>> round(low, 4), round(high, 4)
-    (0.0215, 0.1118)
-    """
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"need 0 <= successes <= n and n >= 1; got {successes} of {n}")
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def solved(trajectory: Trajectory) -> bool:

@@ -96,7 +96,8 @@ def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
     >>> common_prefix([(1, 2, 3), (1, 2, 4)])
     2
     """
-    first, last = min(sequences), max(sequences)
+    # All sequences share what the smallest and the largest share.
+    first, last = min(map(tuple, sequences)), max(map(tuple, sequences))
     for i, token in enumerate(first):
         if i >= len(last) or token != last[i]:
             return i

@@ -7,6 +7,7 @@ block by block, without one it is transformers' own SDPA path, so a model can us
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +46,9 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     layout: Layout | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Each block attends to the shared prefix and, by its mask, to its own ancestors. Returns [1, N, h, d]."""
+    """Each block sees the shared prefix and, by its mask, its own ancestors. Returns [1, N, heads, d]."""
     if layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

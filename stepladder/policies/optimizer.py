@@ -39,7 +39,8 @@ class MasterOptimizer:
                 self.masters[name] = p
             else:
                 self.masters[name] = p.detach().float().clone()
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(name)))
+                hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
         self.adam = torch.optim.AdamW(
             list(self.masters.values()), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True
         )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from stepladder.data.batching import pack
 from stepladder.errors import ConfigError, InvariantError
@@ -48,23 +48,23 @@ class Policy:
     whose logits are not simply head(hidden) (soft caps, scaling).
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, mode: Mode | None = None
-    ):
-        self.model = model
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, mode: Mode | None = None):
+        self.model: Any = model
         self.tokenizer = tokenizer
-        self.lm: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.lm: Any = self.model.get_base_model() if hasattr(model, "peft_config") else model
         self.lm.set_attn_implementation(NAME)
         _no_dropout(self.lm)
         self.mode: Mode = mode or self._probe()
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        where: torch.device = next(self.model.parameters()).device
+        return where
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        kind: torch.dtype = next(self.model.parameters()).dtype
+        return kind
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that training updates, by name, each shared (tied) tensor once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.console import Console
 from rich.text import Text
@@ -97,4 +98,4 @@ def _stretches(mask: Sequence[bool]) -> list[tuple[int, int]]:
     [(0, 2), (2, 3)]
     """
     cuts = [0, *(i for i in range(1, len(mask)) if mask[i] != mask[i - 1]), len(mask)]
-    return [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
+    return [(a, b) for a, b in pairwise(cuts) if b > a]

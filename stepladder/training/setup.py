@@ -112,9 +112,9 @@ def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
 
         tokenizer = tiny_tokenizer(*m.options.get("symbols", ()))
         sizes = {k: v for k, v in m.options.items() if k != "symbols"}
-        model = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes).to(
-            device=device, dtype=pick_dtype("float32" if m.dtype == "auto" else m.dtype, device)
-        )
+        dtype = pick_dtype("float32" if m.dtype == "auto" else m.dtype, device)
+        model: Any = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes)
+        model = model.to(device=device, dtype=dtype)
     else:
         model, tokenizer = load_model(m.name, dtype=m.dtype, device=m.device)
     return Policy(model, tokenizer)

@@ -17,7 +17,7 @@ from stepladder.errors import InvariantError
 from stepladder.objectives.corrections import Correction, correction_weights, mismatch_metrics
 from stepladder.objectives.kl import kl_estimate
 from stepladder.objectives.policy_gradient import SURROGATES
-from stepladder.objectives.reduce import Aggregation, aggregate, merge_metrics, step_denominators
+from stepladder.objectives.reduce import aggregate, merge_metrics, step_denominators
 from stepladder.objectives.supervised import cross_entropy
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy, Scores
@@ -103,7 +103,7 @@ def rl_update(
     lengths = torch.tensor([s.num_trained for s in batch.samples])
     denominators = step_denominators(
         lengths,
-        mode=_aggregation(row),
+        mode=row.aggregation,
         trajectory_index=batch.trajectory_index,
         group_index=batch.group_index,
         constant=constant,
@@ -223,10 +223,6 @@ def _distances(scores: Scores, behaviour: Tensor) -> dict[str, Tensor]:
         "log_ratio_abs_max": difference.max(),
         "entropy": (scores.entropy * scores.mask).sum() / count,
     }
-
-
-def _aggregation(row: Algorithm) -> Aggregation:
-    return row.aggregation
 
 
 def _floats(metrics: dict[str, Tensor]) -> Metrics:

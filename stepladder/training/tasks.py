@@ -31,7 +31,7 @@ class TaskSampler:
         self.count = world.count(split)
         if self.count < 1:
             raise ConfigError(
-                f"the split {split!r} has no tasks; its world has {list(world.splits())}. Give it at least one"
+                f"the split {split!r} has no tasks; give it at least one (splits: {list(world.splits())})"
             )
         self.cursor = 0
         self.success: dict[str, float] = {}

@@ -16,7 +16,7 @@ from stepladder.policies.pretrained import load_model
 from stepladder.policies.tiny import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import TEMPLATE, word_tokenizer
+from policy_helpers import TEMPLATE, word_tokenizer
 
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
 

@@ -23,7 +23,7 @@ from stepladder.policies.pretrained import (
 from stepladder.policies.tiny import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import word_tokenizer
+from policy_helpers import word_tokenizer
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from stepladder.reports.run import RunData
 from stepladder.reports.write import write_reports
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import evaluation, write_run
+from synthetic_run import evaluation, write_run
 
 VOID = {"meta"}
 

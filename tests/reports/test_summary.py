@@ -11,7 +11,7 @@ from stepladder.errors import DataError
 from stepladder.reports.summary import printable, summarise, text_table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import evaluation, trajectory, write_run
+from synthetic_run import evaluation, trajectory, write_run
 
 
 def _lines(path: Path, name: str, records: list[dict]) -> None:
