@@ -73,7 +73,8 @@ def run_sft(
         if held_out:
             loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
             on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch)})
-            if state.best_loss is None or loss < state.best_loss:
+            better = state.best_loss is None or loss < state.best_loss - settings.min_improvement
+            if better:
                 state.best_loss, state.best_epoch = loss, state.epoch
                 state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
         on_epoch(state)
