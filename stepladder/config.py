@@ -92,7 +92,10 @@ class SftSection(Section):
     learning_rate: float = Field(3e-5, gt=0)
     warmup_steps: int = Field(3, ge=0)
     validation: int = Field(16, ge=0, description="demonstrations held out; 0: no early stop")
-    patience: int = Field(2, ge=1, description="epochs without a better validation loss before the stop")
+    patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
+    min_improvement: float = Field(
+        0.005, ge=0, description="a validation loss is better when it is lower by this many nats a token"
+    )
     max_grad_norm: float = Field(1.0, gt=0)
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     max_minutes: float | None = Field(None, gt=0)

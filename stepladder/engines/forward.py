@@ -78,7 +78,7 @@ class ModelForward:
     shares = True
     row_multiple = 1
 
-    def __init__(self, model: nn.Module, store: SlotCache, max_context: int) -> None:
+    def __init__(self, model: Any, store: SlotCache, max_context: int) -> None:
         self.model, self.store, self.max_context = model, store, max_context
         self._parameters = inspect.signature(model.forward).parameters
         self._cache_name = cache_argument(model)
@@ -117,7 +117,7 @@ class ModelForward:
             if "logits_to_keep" in self._parameters:
                 kwargs["logits_to_keep"] = columns
         with evaluating(self._modules):
-            logits = self.model(**kwargs).logits
+            logits: Tensor = self.model(**kwargs).logits
         if columns is None or pick is None:
             return logits
         if "logits_to_keep" not in self._parameters:
@@ -138,7 +138,7 @@ class ModelForward:
         return mask.masked_fill_(~seen, torch.finfo(self._mask_dtype).min)[:, None]
 
 
-def cache_argument(model: nn.Module) -> str:
+def cache_argument(model: Any) -> str:
     """The name under which the model takes a cache: renamed from `past_key_values` in transformers 5.x."""
     names = inspect.signature(model.forward).parameters
     known = [name for name in ("cache", "past_key_values", "cache_params") if name in names]

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from stepladder.engines.prefix_cache import PrefixCache
 from stepladder.engines.request import Holder, Request, Stats, uniforms
@@ -38,6 +38,8 @@ class LocalEngine:
         exact: advance only when every open session waits in `generate` (or is closed), and admit in the
             order of session keys: float results then do not depend on timing. Open all sessions of a
             batch before starting them, and close each one; prefixes are kept within a batch only.
+        fused: take the fused path (Llama, Qwen2, Qwen3); "auto" takes it where a probe of random tokens
+            gives the model's own log-probabilities, and says so where it does not.
         pad_token_id: any valid id; padding is masked and never read.
         cache_bytes: memory for shared prefixes and for sessions between turns.
         prefill_tokens: tokens in one prefill batch, by default 1,024 (8,192 on cuda).
@@ -49,13 +51,14 @@ class LocalEngine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         max_rows: int = 128,
         max_context: int | None = None,
         exact: bool = False,
+        fused: bool | Literal["auto"] = "auto",
         pad_token_id: int | None = None,
         cache_bytes: int = 1 << 30,
         prefill_tokens: int | None = None,
@@ -66,9 +69,9 @@ class LocalEngine:
         where = torch.device(device) if device is not None else next(model.parameters()).device
         view = PolicyView(model, where, resolve_dtype(dtype, where))
         self.dtype, self.device, self.exact = view.dtype, where, exact
-        self.max_context = _context(view.model, max_context)
-        self._vocabulary = view.model.get_input_embeddings().weight.shape[0]
-        self._path = choose_path(view, self.max_context)
+        self.max_context = _context(view.policy, max_context)
+        self._vocabulary = view.policy.get_input_embeddings().weight.shape[0]
+        self._path = choose_path(view, self.max_context, fused)
         self._recompute_live = recompute_live
         self._pad = pad_token_id or 0
         tokens = prefill_tokens or (8192 if where.type == "cuda" else 1024)
@@ -89,7 +92,7 @@ class LocalEngine:
 
     @property
     def path(self) -> str:
-        """Which forward pass is in use: "default" or "plain"."""
+        """Which forward pass is in use: "fused", "default" or "plain"."""
         return self._path.name
 
     def session(self, key: str = "") -> LocalSession:
@@ -302,10 +305,12 @@ def _settle(future: asyncio.Future[Generation], result: Generation | Exception) 
         future.set_result(result)
 
 
-def _context(model: nn.Module, asked: int | None) -> int:
+def _context(model: Any, asked: int | None) -> int:
     """The longest sequence: what was asked for, at most what the model has positions for."""
     config = model.config
-    made_for = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    made_for: int | None = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "n_positions", None
+    )
     if asked is None:
         return made_for or 4096
     if asked < 2:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stepladder.engines.forward import cache_argument, evaluating
 
@@ -21,7 +21,7 @@ class PlainForward:
     shares = False
     row_multiple = 1
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self._cache_name = cache_argument(model)
         self._modules = list(model.modules())
@@ -60,4 +60,5 @@ class PlainForward:
             if getattr(out, name, None) is not None:
                 self._caches[slot] = getattr(out, name)
                 break
-        return out.logits[0]
+        logits: Tensor = out.logits[0]
+        return logits

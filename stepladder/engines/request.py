@@ -77,7 +77,8 @@ def uniforms(seed: int, count: int) -> list[float]:
 
     Philox is counter-based: neighbouring seeds give unrelated streams.
     """
-    return np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count).tolist()
+    drawn: list[float] = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count).tolist()
+    return drawn
 
 
 @dataclass(eq=False, slots=True)

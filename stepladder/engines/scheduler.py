@@ -187,7 +187,7 @@ class Scheduler:
         if not self.rows:
             return
         rows = list(self.rows)
-        padding = -len(rows) % self.forward.row_multiple if len(rows) > 1 else 0
+        padding = -len(rows) % self.forward.row_multiple
         ids = torch.tensor([[row.pending] for row in rows] + [[self.limits.pad_token_id]] * padding)
         starts = [len(row.ids) for row in rows] + [0] * padding
         self.forward.reserve(len(starts), max(starts) + 1)

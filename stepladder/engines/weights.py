@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from stepladder.errors import ConfigError
 
 
-def causal_model(policy: nn.Module) -> nn.Module:
+def causal_model(policy: Any) -> Any:
     """The causal LM inside a PEFT wrapper (its adapters act in place), or the model itself.
 
     Raises:
@@ -34,18 +33,23 @@ def causal_model(policy: nn.Module) -> nn.Module:
 class PolicyView:
     """The policy itself, or a copy of it in another type or on another device, refreshed at every sync."""
 
-    def __init__(self, policy: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> None:
+    def __init__(self, policy: Any, device: torch.device | None, dtype: torch.dtype | None) -> None:
         self.policy = causal_model(policy)
         first = next(self.policy.parameters())
         self.device, self.dtype = device or first.device, dtype or first.dtype
         self.model = self.policy
+        self._asked = dtype
+
+    def copy_if_needed(self) -> None:
+        """Make the copy that the default path computes with; the fused path needs none."""
+        dtype = self._asked
         if any(p.device != self.device for p in self.policy.parameters()) or (
             dtype is not None
             and any(p.dtype != dtype for p in self.policy.parameters() if p.is_floating_point())
         ):
             self.model = self._copy()
 
-    def _copy(self) -> nn.Module:
+    def _copy(self) -> Any:
         """Parameters in the engine's type; buffers (rotary frequencies) keep theirs."""
         model = copy.deepcopy(self.policy).to(self.device)
         for parameter in model.parameters():
@@ -65,25 +69,34 @@ class PolicyView:
 
     def fingerprint(self) -> str:
         """Changes with any bit of any weight that the engine computes with."""
-        return fingerprint(p.detach() for p in self.model.parameters())
+        seen = WeightHash()
+        for parameter in self.model.parameters():
+            seen.add(parameter)
+        return seen.digest()
 
 
-@torch.no_grad()
-def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """A hash of tensors: of each, an exact sum over its bits and a sample of its values.
+class WeightHash:
+    """A hash of tensors: of each, the sum of its bytes as 64-bit words (mod 2⁶⁴) and a sample of them.
 
-    One changed element changes the sum for certain; the sample tells permutations apart.
+    One changed element changes the sum for certain; the sample tells permutations apart. It reads at the
+    speed of memory, which a cryptographic hash of all bytes does not.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        flat = tensor.reshape(-1)
-        integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-        bits = flat.view(integer)
-        step = max(1, bits.numel() // 256)
-        digest.update(str((tuple(tensor.shape), str(tensor.dtype))).encode())
-        digest.update(str(bits.sum(dtype=torch.int64).item()).encode())
-        digest.update(bits[::step].cpu().numpy().tobytes())
-    return digest.hexdigest()
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, tensor: Tensor) -> None:
+        """Take in one tensor; the order matters."""
+        bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        words = bits[: bits.numel() // 8 * 8].view(torch.int64)
+        step = max(1, words.numel() // 128)
+        self._digest.update(str((tuple(tensor.shape), str(tensor.dtype), int(words.sum()))).encode())
+        self._digest.update(words[::step].cpu().numpy().tobytes())
+        self._digest.update(bits[words.numel() * 8 :].cpu().numpy().tobytes())
+
+    def digest(self) -> str:
+        """The hash so far, as text."""
+        return self._digest.hexdigest()
 
 
 def resolve_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:

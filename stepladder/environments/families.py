@@ -1,7 +1,7 @@
 """Families of word problems, as a table. Each draws its own numbers; what is asked is in the template.
 
-Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones; {a*b} style entries are
-computed from them. `name`, `things`, `others` are words.
+Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones, u and v either (so that no
+rule by size tells them apart); {a*b} style entries are computed from them. `name`, `things`, `others` are words.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ class Family:
 
 def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[random.Random], Problem]:
     """A generator from templates that share one expression; `tool=False`: answered without the tool."""
-    letters = sorted(set(re.findall(r"[a-dp-r]", expression + "".join(_slots(templates)))))
+    letters = sorted(set(re.findall(r"[a-dp-ruv]", expression + "".join(_slots(templates)))))
 
     def generate(rng: random.Random) -> Problem:
-        numbers = {
-            letter: rng.randint(12, 99) if letter < "p" else rng.randint(101, 899) for letter in letters
-        }
+        numbers = {letter: _draw(letter, rng) for letter in letters}
         name = rng.choice(_NAMES)
         things, others = rng.sample(_THINGS, 2)
         words = {"name": name, "things": things, "others": others}
@@ -60,54 +58,37 @@ def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[ran
     return generate
 
 
+def _draw(letter: str, rng: random.Random) -> int:
+    short = letter < "p" or (letter in "uv" and rng.random() < 0.5)
+    return rng.randint(12, 99) if short else rng.randint(101, 899)
+
+
 def _slots(templates: tuple[str, ...]) -> list[str]:
     slots = re.findall(r"\{([^}]*)\}", "".join(templates))
     return [slot for slot in slots if slot not in ("name", "things", "others")]
 
 
 def _with_numbers(slot: str, numbers: dict[str, int]) -> str:
-    return re.sub(r"[a-dp-r]", lambda match: str(numbers[match[0]]), slot)
+    return re.sub(r"[a-dp-ruv]", lambda match: str(numbers[match[0]]), slot)
 
 
-def _compare(rng: random.Random) -> Problem:
-    big, small = rng.randint(12, 99) * 10, rng.randint(12, 99)
-    name = rng.choice(_NAMES)
-    things, others = rng.sample(_THINGS, 2)
-    answer = rng.choice(("yes", "no"))
-    first, second = (big, small) if answer == "yes" else (small, big)
-    question = (
-        f"{name} counts {first} {things} and {second} {others}. "
-        f"Are there more {things} than {others}? Answer yes or no."
-    )
-    return question, None, answer
-
-
+# Six easy families are demonstrated: the four operations, one compound expression, one number read off the
+# text. Nothing shows the others: a second operation in other words, three operations, an irrelevant number,
+# other questions that need no tool.
 FAMILIES: tuple[Family, ...] = (
     Family(
         "add",
-        worded(
-            "{p}+{a}",
-            "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?",
-            "A box holds {p} {things}. {name} puts in {a} more. How many {things} are in the box?",
-        ),
+        worded("{p}+{a}", "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?"),
         demonstrated=True,
     ),
     Family(
         "subtract",
-        worded(
-            "{p}-{a}",
-            "{name} had {p} {things} and gave away {a}. How many {things} are left?",
-            "Of {p} {things} on a shelf, {name} takes {a}. How many {things} stay on the shelf?",
-        ),
+        worded("{p}-{a}", "{name} had {p} {things} and gave away {a}. How many {things} are left?"),
         demonstrated=True,
     ),
     Family(
         "multiply",
-        worded(
-            "{a}*{b}",
-            "{name} fills {a} bags with {b} {things} each. How many {things} are there in all?",
-            "There are {a} rows of {b} {things}. How many {things} are there?",
-        ),
+        worded("{a}*{b}", "{name} packs {a} boxes with {b} {things} in each box. How many {things} are there?"),
         demonstrated=True,
     ),
     Family(
@@ -115,68 +96,83 @@ FAMILIES: tuple[Family, ...] = (
         worded(
             "{a*b}/{b}",
             "{name} shares {a*b} {things} equally among {b} friends. How many {things} does each friend get?",
-            "{a*b} {things} are packed in boxes of {b}. How many boxes are needed?",
         ),
+        demonstrated=True,
     ),
     Family(
         "multiply_add",
         worded(
             "{a}*{b}+{c}",
-            "{name} buys {a} packs of {b} {things} and finds {c} more. How many {things} does {name} have?",
+            "{name} packs {a} boxes with {b} {things} in each box and then finds {c} more. "
+            "How many {things} are there?",
         ),
+        demonstrated=True,
+    ),
+    Family(
+        "house_number",
+        worded(
+            "{u}",
+            "{name} lives in house number {u} and has {v} {things}. What is the house number?",
+            tool=False,
+        ),
+        demonstrated=True,
     ),
     Family(
         "add_subtract",
         worded(
             "{p}+{a}-{b}",
-            "{name} has {p} {things}, gets {a} more and then loses {b}. How many {things} are left?",
+            "{name} has {p} {things}, buys {a} more and then loses {b}. How many {things} are left?",
         ),
     ),
     Family(
-        "change",
+        "multiply_subtract",
         worded(
-            "{a*b+c}-{a}*{b}",
-            "{name} buys {a} {things} for {b} dollars each and pays with {a*b+c} dollars. "
-            "How many dollars does {name} get back?",
+            "{a}*{b}-{c}",
+            "{name} packs {a} boxes with {b} {things} in each box and then gives away {c}. "
+            "How many {things} are left?",
         ),
     ),
     Family(
-        "two_products",
+        "three_operations",
         worded(
-            "{a}*{b}+{c}*{d}",
-            "A shop has {a} boxes of {b} {things} and {c} boxes of {d} {others}. How many items is that?",
+            "{a}*{b}+{c}-{d}",
+            "{name} packs {a} boxes with {b} {things} in each box, then finds {c} more and gives away {d}. "
+            "How many {things} are left?",
         ),
     ),
     Family(
-        "per_day",
+        "add_distracted",
         worded(
-            "({a}+{b})*{c}",
-            "Each day {name} sells {a} {things} and {b} {others}. How many items is that in {c} days?",
-        ),
-    ),
-    Family(
-        "multiply_distracted",
-        worded(
-            "{a}*{b}",
-            "{name} is {c} years old and fills {a} jars with {b} {things} each. How many {things} is that?",
+            "{p}+{a}",
+            "{name} is {b} years old. {name} has {p} {things} and buys {a} more. "
+            "How many {things} does {name} have now?",
         ),
     ),
     Family(
         "subtract_distracted",
         worded(
             "{p}-{a}",
-            "A bus with {b} seats stops. {name} had {p} {things} and sold {a} of them. How many are left?",
+            "{name} had {p} {things} and {b} {others} and gave away {a} {things}. "
+            "How many {things} are left?",
         ),
     ),
     Family(
-        "repeat",
+        "multiply_distracted",
         worded(
-            "{a}",
-            "{name} is {a} years old and owns {p} {things}. How old is {name}?",
-            "{name} has {p} {things} and {a} {others}. How many {others} does {name} have?",
+            "{a}*{b}",
+            "{name} is {c} years old. {name} packs {a} boxes with {b} {things} in each box. "
+            "How many {things} are there?",
+        ),
+    ),
+    Family(
+        "age", worded("{a}", "{name} is {a} years old and has {v} {things}. How old is {name}?", tool=False)
+    ),
+    Family(
+        "price",
+        worded(
+            "{u}",
+            "A box with {v} {things} costs {u} dollars. How many dollars does the box cost?",
             tool=False,
         ),
-        demonstrated=True,
     ),
-    Family("compare", _compare),
 )

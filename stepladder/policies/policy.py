@@ -49,9 +49,10 @@ class Policy:
     """
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, mode: Mode | None = None):
-        self.model: Any = model
+        whole: Any = model
+        self.model = whole
         self.tokenizer = tokenizer
-        self.lm: Any = self.model.get_base_model() if hasattr(model, "peft_config") else model
+        self.lm: Any = whole.get_base_model() if hasattr(model, "peft_config") else whole
         self.lm.set_attn_implementation(NAME)
         _no_dropout(self.lm)
         self.mode: Mode = mode or self._probe()

@@ -99,9 +99,9 @@ def _validate(
     settings: SftSection,
     state: SftState,
 ) -> float:
-    """The validation loss; the weights are kept where it is the best so far."""
+    """The validation loss; the weights are kept where it is the best so far, by `min_improvement`."""
     loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-    if state.best_loss is None or loss < state.best_loss:
+    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
         state.best_loss, state.best_epoch = loss, state.epoch
         state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
     return loss

@@ -58,7 +58,14 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-KINDS = ("llama", "qwen3", "gemma3", "gpt2")
+CASES = [  # (kind, fused path)
+    ("llama", True),
+    ("llama", False),
+    ("qwen3", True),
+    ("qwen3", False),
+    ("gemma3", False),
+    ("gpt2", False),
+]
 
 
 def reference_logprobs(model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
@@ -95,6 +102,14 @@ def assert_logprobs(
     own = reference_logprobs(model, ids, temperature or 1.0)[len(prompt) - 1 :]
     chosen = own.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(out.logprobs), chosen, rtol=0, atol=within)
+
+
+def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], out: Generation, count: int) -> None:
+    """Every token is the model's own first choice after that prefix: greedy decoding, by induction."""
+    own = reference_logprobs(model, [*prompt, *out.token_ids])[len(prompt) - 1 :]
+    assert own.argmax(-1).tolist() == list(out.token_ids)
+    assert len(out.token_ids) == count
+    assert_logprobs(model, prompt, out)
 
 
 def prompt(length: int, seed: int) -> list[int]:
