@@ -10,17 +10,29 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from jaxtyping import install_import_hook
 
-# Shapes and types of these packages are checked on every call; "tower": an int is a float, as for mypy.
-CHECKED = ("stepladder.objectives", "stepladder.policies", "stepladder.training")
+# Shapes and types of these modules are checked on every call; "tower": an int is a float, as for mypy. The
+# others stay unchecked: their tests hand them wrong types to see what a user would be told.
+CHECKED = (
+    "stepladder.objectives",
+    "stepladder.policies.policy",
+    "stepladder.policies.attention",
+    "stepladder.policies.optimizer",
+    "stepladder.training.step",
+    "stepladder.training.sft",
+    "stepladder.training.rl",
+    "stepladder.training.tasks",
+    "stepladder.training.ladder",
+)
 install_import_hook(CHECKED, "tower.checked")
 
-from collections.abc import Callable, Iterator  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from spine import digit_recipe, tiny_policy  # noqa: E402
 
+from stepladder.config import Recipe  # noqa: E402
 from stepladder.policies.policy import Policy  # noqa: E402
 
 torch.set_num_threads(1)
@@ -32,3 +44,23 @@ def _one_setting_of_torch() -> Iterator[None]:
     yield
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """A tiny random Llama with the tiny tokenizer, fp32."""
+    return tiny_policy()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """hidden_digit on a tiny model, every rung, in about two seconds; its run folder is tmp_path/run."""
+    return digit_recipe(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def real_policy() -> Policy:
+    """SmolLM2-135M-Instruct in fp32. Tests that use it are marked `model`, and must not change its weights."""
+    from stepladder.policies.pretrained import load_model
+
+    return Policy(*load_model("smollm2-135m-instruct", dtype="float32", device="cpu"))
