@@ -110,7 +110,13 @@ def digit_recipe(out: Path, name: str = "run", *overrides: str) -> Recipe:
             "learning_rate": 1e-2,
             "validation": 16,
         },
-        "rl": {"kl_coefficient": 0.0, "steps": 5, "tasks_per_step": 3, "group_size": 4, "learning_rate": 3e-3},
+        "rl": {
+            "kl_coefficient": 0.0,
+            "steps": 5,
+            "tasks_per_step": 3,
+            "group_size": 4,
+            "learning_rate": 3e-3,
+        },
         "evaluation": {"tasks": 12, "raw": 6},
     }
     return load_recipe(data, overrides)

@@ -78,7 +78,9 @@ def _with_numbers(slot: str, numbers: dict[str, int]) -> str:
 FAMILIES: tuple[Family, ...] = (
     Family(
         "add",
-        worded("{p}+{a}", "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?"),
+        worded(
+            "{p}+{a}", "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?"
+        ),
         demonstrated=True,
     ),
     Family(
@@ -88,7 +90,9 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "multiply",
-        worded("{a}*{b}", "{name} packs {a} boxes with {b} {things} in each box. How many {things} are there?"),
+        worded(
+            "{a}*{b}", "{name} packs {a} boxes with {b} {things} in each box. How many {things} are there?"
+        ),
         demonstrated=True,
     ),
     Family(

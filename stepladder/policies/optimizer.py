@@ -130,9 +130,16 @@ def warmup_then_constant(step: int, *, peak: float, warmup: int) -> float:
 
 
 def warmup_then_linear(step: int, *, peak: float, warmup: int, total: int) -> float:
-    """Linear warm-up, then linear decay that reaches exactly 0 at the last of `total` steps."""
+    """Linear warm-up to the peak, then linear decay that reaches exactly 0 at the last of `total` steps.
+
+    All are optimiser steps, counted from 0. Raises ConfigError where the warm-up leaves no room for it.
+    """
+    if total <= max(1, warmup):
+        raise ConfigError(
+            f"a warm-up of {warmup} steps leaves no decay in {total} steps; try warmup={max(0, total // 10)}"
+            f"{' and at least 2 steps' if total < 2 else ''}"
+        )
     if step < warmup:
         return peak * (step + 1) / warmup
-    if total - 1 <= warmup:
-        return peak
-    return peak * max(0.0, (total - 1 - step) / (total - 1 - warmup))
+    first = max(warmup - 1, 0)  # the step that has the peak
+    return peak * max(0.0, (total - 1 - step) / (total - 1 - first))

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.data.batching import pack
-from stepladder.errors import ConfigError, InvariantError
+from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
+from stepladder.policies.pretrained import zero_dropout
 from stepladder.types import TrainingSample
 
 log = logging.getLogger("stepladder")
@@ -54,7 +55,8 @@ class Policy:
         self.tokenizer = tokenizer
         self.lm: Any = whole.get_base_model() if hasattr(model, "peft_config") else whole
         self.lm.set_attn_implementation(NAME)
-        _no_dropout(self.lm)
+        self.lm.eval()
+        zero_dropout(self.lm)  # ratio 1 needs one function for behaviour and current log-probabilities
         self.mode: Mode = mode or self._probe()
 
     @property
@@ -225,13 +227,3 @@ def _full_attention(config: Any) -> bool:
     if kinds is not None:
         return all(kind == "full_attention" for kind in kinds)
     return getattr(text, "sliding_window", None) is None
-
-
-def _no_dropout(model: nn.Module) -> None:
-    """Ratio 1 needs dropout off: behaviour and current log-probabilities must come from one function."""
-    model.eval()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            module.p = 0.0
-    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
-        raise InvariantError("a dropout layer kept a probability above 0")

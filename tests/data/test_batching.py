@@ -54,9 +54,7 @@ def test_packed_log_probabilities_are_those_of_each_sequence_alone(
             mask = torch.tensor(one.mask)
             assert scores.mask[row, : len(mask)].tolist() == list(one.mask)
             assert not scores.mask[row, len(mask) :].any()
-            torch.testing.assert_close(
-                got[: len(mask)][mask], alone(policy, one, 0.7), rtol=0, atol=2e-5
-            )
+            torch.testing.assert_close(got[: len(mask)][mask], alone(policy, one, 0.7), rtol=0, atol=2e-5)
             assert not got[~scores.mask[row]].any()
 
 
@@ -136,7 +134,11 @@ def test_the_drawing_in_the_docstring() -> None:
 
 def test_a_head_that_all_groups_share_is_computed_once() -> None:
     head = list(range(20, 32))
-    samples = [sample([*head, 40 + g, 50 + i], 13, trajectory=f"{g}{i}", group=str(g)) for g in (0, 1) for i in (0, 1)]
+    samples = [
+        sample([*head, 40 + g, 50 + i], 13, trajectory=f"{g}{i}", group=str(g))
+        for g in (0, 1)
+        for i in (0, 1)
+    ]
     packed = pack(samples)
     assert packed.prefix == 12
     assert packed.num_tokens == 12 + 2 * (1 + 2)
@@ -169,7 +171,16 @@ def test_micro_batches_lose_nothing_and_keep_trajectories_whole(
 ) -> None:
     if split:  # the last sample continues the first one's trajectory
         one = samples[0]
-        samples = [*samples, sample((*one.token_ids, 9), 0, mask=(*one.mask, True), trajectory=one.trajectory_id, group=one.group_id)]
+        samples = [
+            *samples,
+            sample(
+                (*one.token_ids, 9),
+                0,
+                mask=(*one.mask, True),
+                trajectory=one.trajectory_id,
+                group=one.group_id,
+            ),
+        ]
     batches = micro_batches(samples, budget)
     assert sorted(i for rows in batches for i in rows) == list(range(len(samples)))
     assert all(batches)
