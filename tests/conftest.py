@@ -60,7 +60,7 @@ def recipe(tmp_path: Path) -> Recipe:
 
 @pytest.fixture(scope="session")
 def real_policy() -> Policy:
-    """SmolLM2-135M-Instruct in fp32. Tests that use it are marked `model`, and must not change its weights."""
+    """SmolLM2-135M-Instruct in fp32, for tests marked `model`, which must not change its weights."""
     from stepladder.policies.pretrained import load_model
 
     return Policy(*load_model("smollm2-135m-instruct", dtype="float32", device="cpu"))

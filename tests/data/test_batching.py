@@ -26,7 +26,7 @@ def packed_policy(arch: str) -> Policy:
 
 @st.composite
 def tries(draw: st.DrawFn) -> list[TrainingSample]:
-    """Samples over a small alphabet, so that they share prefixes of every length, and copies of each other."""
+    """Samples over a small alphabet, so that they share prefixes of every length; some are copies."""
     groups = draw(st.integers(1, 3))
     head = draw(st.lists(st.integers(8, 11), min_size=1, max_size=12))
     out = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -169,8 +170,8 @@ def test_the_last_step_has_rate_zero_exactly(warmup: int, rest: int, peak: float
     assert rates[-1] == 0.0
     top = max(warmup - 1, 0)
     assert rates[top] == pytest.approx(peak)
-    assert all(a < b for a, b in zip(rates[:top], rates[1 : top + 1], strict=True))
-    assert all(a > b for a, b in zip(rates[top:], rates[top + 1 :], strict=False))
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a > b for a, b in pairwise(rates[top:]))
 
 
 def test_a_warm_up_without_room_for_the_decay_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_entropy_is_that_of_the_tempered_distribution(mode: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_scores_nothing_is_refused(policy: Policy, temperature: float) -> None:
-    with pytest.raises(ConfigError, match="Try 1.0"):
+    with pytest.raises(ConfigError, match=r"Try 1\.0"):
         policy.logprobs([sample([20, 21], 1)], temperature=temperature)
 
 
