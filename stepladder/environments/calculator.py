@@ -138,13 +138,14 @@ class CalculatorEnvironment:
             raise RuntimeError("step() before reset(): call reset(task, seed=0) first")
         if message.tool_calls:
             self._calls += len(message.tool_calls)
-            return Step(await self.toolbox.call_all(message.tool_calls))
+            results = await self.toolbox.call_all(message.tool_calls)
+            return Step(results, info=self.toolbox.info())
         correct = float(is_correct(message.text, str(self._task.reference)))
         parts: dict[str, float | None] = {"correct": correct}
         if self.call_cost:
             parts["calls"] = -self.call_cost * self._calls
         reward = sum(part for part in parts.values() if part is not None)
-        return Step(reward=reward, terminated=True, rewards=parts)
+        return Step(reward=reward, terminated=True, rewards=parts, info=self.toolbox.info())
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -190,7 +190,11 @@ def test_the_reward_is_the_final_answer_and_calls_may_cost():
 
     mid = asyncio.run(episode(free, call))
     assert (mid.messages[0].text, mid.reward, mid.terminated) == ("6", 0.0, False)
+    assert mid.info == {"tool_counts": {"calls": 1}}
     assert asyncio.run(episode(free, call, right)).reward == 1.0
+    # a bare number where text is asked for is an expression too
+    number = Message("assistant", tool_calls=(ToolCall("calculator", {"expression": 42}),))
+    assert asyncio.run(episode(free, number)).messages[0].text == "42"
     assert asyncio.run(episode(free, right)).rewards == {"correct": 1.0}
     assert asyncio.run(episode(free, wrong)).reward == 0.0
     # 1 - 2 * 0.125
