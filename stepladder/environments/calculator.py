@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepladder.environments.arithmetic import evaluate, last_number, shown
-from stepladder.environments.families import FAMILIES, Family, Problem
+from stepladder.environments.families import FAMILIES, MORE_FAMILIES, Family, Problem
 from stepladder.environments.tools import ToolBox, tool
 from stepladder.errors import ConfigError, DataError, nearest
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall
@@ -37,8 +37,9 @@ def calculator(expression: str) -> str:
 class CalculatorWorld:
     """Problems by (seed, split, index), each in the family named by `Task.domain`.
 
-    seed: another seed gives other problems. families: names to keep, all by default. call_cost: taken from
-    the reward for each tool call. sizes: how many problems a split has. max_calls_per_turn: see ToolBox.
+    seed: another seed gives other problems. families: names (of MORE_FAMILIES too) or Family objects;
+    FAMILIES by default. call_cost: taken from the reward for each tool call. train, validation, test: how
+    many problems each split has. max_calls_per_turn: see ToolBox.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ def _known_split(split: str) -> None:
 def _chosen(names: Sequence[Any] | None) -> tuple[Family, ...]:
     if names is None:
         return FAMILIES
-    known = {family.name: family for family in FAMILIES}
+    known = {family.name: family for family in (*FAMILIES, *MORE_FAMILIES)}
     chosen = []
     for name in names:
         if not isinstance(name, Family) and name not in known:

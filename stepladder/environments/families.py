@@ -1,7 +1,7 @@
 """Families of word problems, as a table. Each draws its own numbers; what is asked is in the template.
 
-Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones; {a*b} style entries are
-computed from them. `name`, `things`, `others` are words.
+Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones, and u, v, w of either size;
+{a*b} style entries are computed from them. `name`, `things`, `others` are words.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ class Family:
 
 def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[random.Random], Problem]:
     """A generator from templates that share one expression; `tool=False`: answered without the tool."""
-    letters = sorted(set(re.findall(r"[a-dp-r]", expression + "".join(_slots(templates)))))
+    letters = sorted(set(re.findall(r"[a-dp-ru-w]", expression + "".join(_slots(templates)))))
 
     def generate(rng: random.Random) -> Problem:
-        numbers = {
-            letter: rng.randint(12, 99) if letter < "p" else rng.randint(101, 899) for letter in letters
-        }
+        numbers = {letter: _number(letter, rng) for letter in letters}
         name = rng.choice(_NAMES)
         things, others = rng.sample(_THINGS, 2)
         words = {"name": name, "things": things, "others": others}
@@ -60,13 +58,20 @@ def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[ran
     return generate
 
 
+def _number(letter: str, rng: random.Random) -> int:
+    two_digits, three_digits = rng.randint(12, 99), rng.randint(101, 899)
+    if letter in "uvw":
+        return rng.choice((two_digits, three_digits))
+    return two_digits if letter in "abcd" else three_digits
+
+
 def _slots(templates: tuple[str, ...]) -> list[str]:
     slots = re.findall(r"\{([^}]*)\}", "".join(templates))
     return [slot for slot in slots if slot not in ("name", "things", "others")]
 
 
 def _with_numbers(slot: str, numbers: dict[str, int]) -> str:
-    return re.sub(r"[a-dp-r]", lambda match: str(numbers[match[0]]), slot)
+    return re.sub(r"[a-dp-ru-w]", lambda match: str(numbers[match[0]]), slot)
 
 
 def _compare(rng: random.Random) -> Problem:
@@ -82,13 +87,14 @@ def _compare(rng: random.Random) -> Problem:
     return question, None, answer
 
 
+# The default set: demonstrations show one operation, one compound and one question without the tool; the
+# rest (longer chains, irrelevant numbers, other questions without the tool) is left for reward to teach.
 FAMILIES: tuple[Family, ...] = (
     Family(
         "add",
         worded(
             "{p}+{a}",
             "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?",
-            "A box holds {p} {things}. {name} puts in {a} more. How many {things} are in the box?",
         ),
         demonstrated=True,
     ),
@@ -97,7 +103,6 @@ FAMILIES: tuple[Family, ...] = (
         worded(
             "{p}-{a}",
             "{name} had {p} {things} and gave away {a}. How many {things} are left?",
-            "Of {p} {things} on a shelf, {name} takes {a}. How many {things} stay on the shelf?",
         ),
         demonstrated=True,
     ),
@@ -105,8 +110,7 @@ FAMILIES: tuple[Family, ...] = (
         "multiply",
         worded(
             "{a}*{b}",
-            "{name} fills {a} bags with {b} {things} each. How many {things} are there in all?",
-            "There are {a} rows of {b} {things}. How many {things} are there?",
+            "{name} fills {a} bags with {b} {things} each. How many {things} are there?",
         ),
         demonstrated=True,
     ),
@@ -115,29 +119,100 @@ FAMILIES: tuple[Family, ...] = (
         worded(
             "{a*b}/{b}",
             "{name} shares {a*b} {things} equally among {b} friends. How many {things} does each friend get?",
-            "{a*b} {things} are packed in boxes of {b}. How many boxes are needed?",
         ),
+        demonstrated=True,
     ),
     Family(
         "multiply_add",
         worded(
             "{a}*{b}+{c}",
-            "{name} buys {a} packs of {b} {things} and finds {c} more. How many {things} does {name} have?",
+            "{name} fills {a} bags with {b} {things} each and then finds {c} more. How many {things} "
+            "are there?",
         ),
+        demonstrated=True,
+    ),
+    Family(
+        "house",
+        worded(
+            "{u}",
+            "{name} lives at number {u} and has {v} {things}. What is the number of the house?",
+            tool=False,
+        ),
+        demonstrated=True,
     ),
     Family(
         "add_subtract",
         worded(
             "{p}+{a}-{b}",
-            "{name} has {p} {things}, gets {a} more and then loses {b}. How many {things} are left?",
+            "{name} has {p} {things}, buys {a} more and then loses {b}. How many {things} are left?",
         ),
     ),
+    Family(
+        "multiply_subtract",
+        worded(
+            "{a}*{b}-{c}",
+            "{name} fills {a} bags with {b} {things} each and then gives away {c}. How many {things} "
+            "are left?",
+        ),
+    ),
+    Family(
+        "multiply_add_subtract",
+        worded(
+            "{a}*{b}+{c}-{d}",
+            "{name} fills {a} bags with {b} {things} each, then finds {c} more and gives away {d}. How "
+            "many {things} are left?",
+        ),
+    ),
+    Family(
+        "add_distracted",
+        worded(
+            "{p}+{a}",
+            "{name} is {b} years old. {name} has {p} {things} and buys {a} more. How many {things} does"
+            " {name} have now?",
+        ),
+    ),
+    Family(
+        "subtract_distracted",
+        worded(
+            "{p}-{a}",
+            "{name} had {p} {things} and {b} {others} and gave away {a} {things}. How many {things} are"
+            " left?",
+        ),
+    ),
+    Family(
+        "multiply_distracted",
+        worded(
+            "{a}*{b}",
+            "{name} is {c} years old. {name} fills {a} bags with {b} {things} each. How many {things} "
+            "are there?",
+        ),
+    ),
+    Family(
+        "age",
+        worded(
+            "{a}",
+            "{name} is {a} years old and has {v} {things}. How old is {name}?",
+            tool=False,
+        ),
+    ),
+    Family(
+        "price",
+        worded(
+            "{u}",
+            "A bag with {v} {things} costs {u} dollars. How many dollars does the bag cost?",
+            tool=False,
+        ),
+    ),
+)
+
+# Further ones, for `families=`.
+MORE_FAMILIES: tuple[Family, ...] = (
     Family(
         "change",
         worded(
             "{a*b+c}-{a}*{b}",
-            "{name} buys {a} {things} for {b} dollars each and pays with {a*b+c} dollars. "
-            "How many dollars does {name} get back?",
+            "{name} buys {a} {things} for {b} dollars each and pays with {a*b+c} dollars. How many "
+            "dollars does {name} get back?",
         ),
     ),
     Family(
@@ -155,28 +230,12 @@ FAMILIES: tuple[Family, ...] = (
         ),
     ),
     Family(
-        "multiply_distracted",
+        "three_factors",
         worded(
-            "{a}*{b}",
-            "{name} is {c} years old and fills {a} jars with {b} {things} each. How many {things} is that?",
+            "{a}*{b}*{c}",
+            "There are {a} shelves with {b} boxes each, and {c} {things} in each box. How many {things}"
+            " are there?",
         ),
-    ),
-    Family(
-        "subtract_distracted",
-        worded(
-            "{p}-{a}",
-            "A bus with {b} seats stops. {name} had {p} {things} and sold {a} of them. How many are left?",
-        ),
-    ),
-    Family(
-        "repeat",
-        worded(
-            "{a}",
-            "{name} is {a} years old and owns {p} {things}. How old is {name}?",
-            "{name} has {p} {things} and {a} {others}. How many {others} does {name} have?",
-            tool=False,
-        ),
-        demonstrated=True,
     ),
     Family("compare", _compare),
 )
