@@ -3,9 +3,9 @@ between."""
 
 import pytest
 import torch
-from helpers import f64, flags, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, idx
 from torch import Tensor
 
 from stepladder.objectives import credit
