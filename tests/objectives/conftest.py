@@ -8,4 +8,4 @@ from jaxtyping import install_import_hook
 # checked one.
 for module in [name for name in sys.modules if name.split(".")[:2] == ["stepladder", "objectives"]]:
     del sys.modules[module]
-install_import_hook("stepladder.objectives", "tower.checked")
+install_import_hook("stepladder.objectives", "maths_typecheck.checked")
