@@ -87,8 +87,8 @@ def _compare(rng: random.Random) -> Problem:
     return question, None, answer
 
 
-# The default set: demonstrations show one operation, one compound and one question without the tool; the
-# rest (longer chains, irrelevant numbers, other questions without the tool) is left for reward to teach.
+# The default set: demonstrations show one operation, one compound and two questions without the tool;
+# the rest (longer chains, irrelevant numbers, another question without the tool) is left for reward to teach.
 FAMILIES: tuple[Family, ...] = (
     Family(
         "add",
@@ -136,6 +136,15 @@ FAMILIES: tuple[Family, ...] = (
         worded(
             "{u}",
             "{name} lives at number {u} and has {v} {things}. What is the number of the house?",
+            tool=False,
+        ),
+        demonstrated=True,
+    ),
+    Family(
+        "other_count",
+        worded(
+            "{v}",
+            "{name} has {u} {things} and {v} {others}. How many {others} does {name} have?",
             tool=False,
         ),
         demonstrated=True,
@@ -195,6 +204,10 @@ FAMILIES: tuple[Family, ...] = (
             tool=False,
         ),
     ),
+)
+
+# Further ones, for `families=`.
+MORE_FAMILIES: tuple[Family, ...] = (
     Family(
         "price",
         worded(
@@ -203,10 +216,6 @@ FAMILIES: tuple[Family, ...] = (
             tool=False,
         ),
     ),
-)
-
-# Further ones, for `families=`.
-MORE_FAMILIES: tuple[Family, ...] = (
     Family(
         "change",
         worded(
