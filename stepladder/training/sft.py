@@ -64,15 +64,20 @@ def run_sft(
         for start in range(0, len(order), settings.batch_size):
             chosen = [samples[i] for i in order[start : start + settings.batch_size]]
             rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
+            began = time.monotonic()
             metrics = sft_update(
                 policy, optimizer, chosen, learning_rate=rate, token_budget=settings.token_budget
             )
+            seconds = time.monotonic() - began
             state.step += 1
-            on_step(state.step, {**metrics, "learning_rate": rate, "epoch": float(state.epoch)})
+            metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
+            on_step(state.step, metrics)
         state.epoch += 1
         if held_out:
+            began = time.monotonic()
             loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-            on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch)})
+            seconds = time.monotonic() - began
+            on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds})
             better = state.best_loss is None or loss < state.best_loss - settings.min_improvement
             if better:
                 state.best_loss, state.best_epoch = loss, state.epoch
