@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from stepladder.config import Recipe, load_recipe
 from stepladder.data.tiny_tokenizer import tiny_tokenizer
@@ -125,6 +126,28 @@ def digit_recipe(out: Path, name: str = "run", *overrides: str) -> Recipe:
 def lines(path: Path) -> list[dict[str, Any]]:
     """The records of a .jsonl file without what tells the time."""
     return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that two runs of one recipe must have in common, bit for bit."""
+    tensors = load_file(run / "final" / "model.safetensors")
+    return {
+        "weights": {name: tensor.numpy().tobytes() for name, tensor in tensors.items()},
+        "metrics": lines(run / "metrics.jsonl"),
+        "evaluations": lines(run / "evaluations.jsonl"),
+        "trajectories": lines(run / "trajectories" / "rl.jsonl"),
+    }
+
+
+def assert_same(got: Path, wanted: Path) -> None:
+    """Compare `outcome`s, naming the first part that differs."""
+    one, other = outcome(got), outcome(wanted)
+    for part in other:
+        assert len(one[part]) == len(other[part]), part
+        if isinstance(other[part], list):
+            for k, (a, b) in enumerate(zip(one[part], other[part], strict=True)):
+                assert a == b, f"{part}, line {k}"
+        assert one[part] == other[part], part
 
 
 def _timeless(value: Any) -> Any:

@@ -37,6 +37,7 @@ from stepladder.training.run_folder import RunFolder
 from stepladder.training.setup import Workbench, prepare
 from stepladder.training.sft import SftState, run_sft
 from stepladder.training.tasks import TaskSampler
+from stepladder.training.tracking import open_tracker, require_tracker
 from stepladder.types import Group
 
 log = logging.getLogger("stepladder")
@@ -62,6 +63,7 @@ def train(
         if environment is not None:
             sections["environment"] = {**sections.get("environment", {}), "name": import_path(environment)}
         recipe = parse_recipe(sections)
+    require_tracker(recipe.run.track)
     path = Path(recipe.run.out) / recipe.run.name
     RunFolder.check_new(path, overwrite=overwrite)
     bench = prepare(recipe)  # every refusal comes before the folder is made
@@ -89,6 +91,13 @@ class Ladder:
         self.bench, self.folder, self.display = bench, folder, display
         self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
+        self.tracker = open_tracker(
+            recipe.run.track,
+            project="stepladder",
+            name=recipe.run.name,
+            folder=folder.path,
+            recipe=recipe.model_dump(mode="json"),
+        )
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
         self.sft = SftState()
@@ -107,6 +116,8 @@ class Ladder:
             except (OSError, StepladderError) as error:  # must not hide what ended the run
                 log.warning("the report of %s could not be written: %s", self.folder.path, error)
             raise
+        finally:
+            self.tracker.close()
         self.report()
 
     def _climb_or_stop(self) -> None:
@@ -154,8 +165,7 @@ class Ladder:
             self.display.start("sft", settings.epochs * per_epoch, self.sft.step)
 
             def on_step(step: int, metrics: Mapping[str, float]) -> None:
-                self.folder.log({"step": step, "phase": "sft", **metrics})
-                self.display.step(step, metrics)
+                self._log("sft", step, metrics)
 
             def on_epoch(state: SftState) -> None:
                 self.sft = state
@@ -190,10 +200,9 @@ class Ladder:
             self.display.start("rl", settings.steps, self.rl.step)
 
             def on_step(step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-                self.folder.log({"step": step, "phase": "rl", **metrics})
+                self._log("rl", step, metrics)
                 played = [t for group in groups for t in group.trajectories]
                 self.folder.log_trajectories(played, step=step, phase="rl")
-                self.display.step(step, metrics)
                 if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
                     self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
                 if step % self.recipe.run.checkpoint_every == 0:
@@ -249,6 +258,11 @@ class Ladder:
             os.replace(aside, path)  # a kill while it is written leaves no half of it
         model.requires_grad_(False)
         return Policy(model, self.bench.policy.tokenizer, mode=self.bench.policy.mode)
+
+    def _log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        self.folder.log({"step": step, "phase": phase, **metrics})
+        self.tracker.log(phase, step, metrics)
+        self.display.step(step, metrics)
 
     # -- evaluation -----------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ def run_rl(
             done = time.monotonic()
             state.seconds += done - began
             metrics |= {
+                "seconds": done - began,
                 "seconds_rollout": sampled_at - began,
                 "seconds_update": updated_at - sampled_at,
                 "seconds_sync": done - updated_at,

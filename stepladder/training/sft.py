@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +70,8 @@ def run_sft(
         for batch in range(state.step - state.epoch * per_epoch, per_epoch):
             chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
             rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
-            with uninterrupted(), _clock(state):
+            with uninterrupted():
+                began = time.monotonic()
                 metrics = sft_update(
                     policy,
                     optimizer,
@@ -79,13 +79,20 @@ def run_sft(
                     learning_rate=rate,
                     token_budget=settings.token_budget,
                 )
+                seconds = time.monotonic() - began
                 state.step += 1
-                on_step(state.step, {**metrics, "learning_rate": rate, "epoch": float(state.epoch)})
-        with uninterrupted(), _clock(state):
+                state.seconds += seconds
+                metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
+                on_step(state.step, metrics)
+        with uninterrupted():
             state.epoch += 1
             if held_out:
+                began = time.monotonic()
                 loss = _validate(policy, optimizer, held_out, settings, state)
-                on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch)})
+                seconds = time.monotonic() - began
+                state.seconds += seconds
+                metrics = {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds}
+                on_step(state.step, metrics)
             on_epoch(state)
     if state.best:
         optimizer.load({f"master/{name}": t for name, t in state.best.items()})
@@ -112,10 +119,3 @@ def _finished(settings: SftSection, state: SftState, validated: bool) -> bool:
     if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
         return True
     return validated and state.epoch - state.best_epoch >= settings.patience
-
-
-@contextmanager
-def _clock(state: SftState) -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    state.seconds += time.monotonic() - began

@@ -116,7 +116,10 @@ def rl_update(
         )
     live = [i for i in range(len(batch.samples)) if with_kl or float(batch.advantages[i]) != 0.0]
     if not live:
-        return {"updated": 0.0, "grad_norm": 0.0, "loss": 0.0}
+        measured = _measured(policy, batch.samples, temperature, token_budget)
+        if before_step is not None:
+            before_step(measured)
+        return {**measured, "updated": 0.0, "grad_norm": 0.0, "loss": 0.0}
     samples = [batch.samples[i] for i in live]
     parts: list[dict[str, Tensor]] = []
     loss_sum, computed = 0.0, 0
@@ -190,6 +193,21 @@ def behaviour_logprobs(samples: Sequence[TrainingSample], scores: Scores) -> Ten
     for b, sample in enumerate(samples):
         out[b, : len(sample.token_ids)] = torch.tensor(sample.behaviour_logprobs, dtype=torch.float64).float()
     return out.to(scores.logprobs.device)
+
+
+@torch.no_grad()
+def _measured(
+    policy: Policy, samples: Sequence[TrainingSample], temperature: float, token_budget: int
+) -> Metrics:
+    """How far sampler and policy are apart, on a first part of a batch that gives no gradient.
+
+    Without it an engine on the wrong weights, which earns nothing, would never be found.
+    """
+    if not samples:
+        return {}
+    chosen = [samples[i] for i in micro_batches(samples, token_budget)[0]]
+    scores = policy.logprobs(chosen, temperature=temperature)
+    return _floats(_distances(scores, behaviour_logprobs(chosen, scores)))
 
 
 def _proximal(batch: RlBatch, rows: list[int], scores: Scores) -> Tensor:

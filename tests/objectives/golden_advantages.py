@@ -1,7 +1,7 @@
 """Golden entries owned by the advantages: inputs as specified, values from the public functions."""
 
 import torch
-from helpers import f64, flags, idx, padded, step_loss
+from maths_helpers import f64, flags, idx, padded, step_loss
 from torch import Tensor
 
 from stepladder.objectives import advantages, credit, domains, kl, policy_gradient

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from helpers import f64, idx
+from maths_helpers import f64, idx
 from torch import Tensor
 
 from stepladder.diagnostics import signals

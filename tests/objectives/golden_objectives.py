@@ -3,7 +3,7 @@
 import math
 
 import torch
-from helpers import f64, flags, gradient, idx, padded, step_loss
+from maths_helpers import f64, flags, gradient, idx, padded, step_loss
 from torch import Tensor
 
 from stepladder.objectives import (

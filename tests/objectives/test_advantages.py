@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 import torch
-from helpers import f64, flags, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, idx
 
 from stepladder.objectives import advantages, domains
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from batches import make
-from helpers import f64, flags, idx
+from maths_batches import make
+from maths_helpers import f64, flags, idx
 
 from stepladder.objectives import corrections
 from stepladder.objectives.critic import value_loss

@@ -3,9 +3,9 @@ between."""
 
 import pytest
 import torch
-from helpers import f64, flags, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, idx
 from torch import Tensor
 
 from stepladder.objectives import credit
@@ -132,10 +132,11 @@ def test_gigpo_statistics_are_per_trajectory() -> None:
 
 
 def test_gigpo_anchors_of_other_prompts_do_not_mix() -> None:
-    rewards, trajectory, group = f64(1.0, 0.0, 0.0, 1.0), idx(0, 1, 2, 3), idx(0, 0, 1, 1)
+    rewards, trajectory, group = f64(1.0, 0.0, 3.0, 1.0), idx(0, 1, 2, 3), idx(0, 0, 1, 1)
     together = credit.gigpo_advantages(rewards, trajectory, group, idx(5, 5, 5, 5))
     apart = credit.gigpo_advantages(rewards, trajectory, group, idx(5, 5, 6, 6))
     assert torch.equal(together, apart)
+    assert together.tolist() == pytest.approx([1.0, -1.0, 2.0, -2.0])  # episode ±.5, ±1 and the same per step
 
 
 def test_gigpo_equal_rewards_give_zero() -> None:

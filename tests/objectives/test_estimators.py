@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from helpers import f64
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64
 
 from stepladder.objectives import estimators, overoptimisation
 from stepladder.objectives.kl import exact_kl

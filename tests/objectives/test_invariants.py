@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from batches import Batch, batches
-from helpers import gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_batches import Batch, batches
+from maths_helpers import gradient
 from torch import Tensor
 
 from stepladder.objectives import corrections, critic, kl, policy_gradient, reward_model, supervised
@@ -97,7 +97,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("grpo_with_kl", "on_policy"): "the KL term adds its own gradient",
     ("grpo_with_kl", "zero_advantage"): "the KL term still pushes a group without signal (known fault 31)",
     ("cispo", "gradcheck"): "its weight depends on lp and is detached on purpose; see test_policy_gradient",
-    ("dft", "gradcheck"): "its weight depends on lp and is detached on purpose; see test_supervised",
+    ("dft", "gradcheck"): "its weight depends on lp and is detached on purpose; see test_reward_model_maths",
     ("decoupled", "on_policy"): "holds when proximal = behaviour too; see test_policy_gradient",
 }
 CELLS = [

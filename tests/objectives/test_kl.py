@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from helpers import f64, flags, gradient, idx, padded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, gradient, idx, padded
 from torch import Tensor
 
 from stepladder.objectives import kl

@@ -9,7 +9,7 @@ import re
 
 import pytest
 import torch
-from helpers import f64, flags, gradient, idx, padded, step_loss
+from maths_helpers import f64, flags, gradient, idx, padded, step_loss
 
 from stepladder.algorithms import ALGORITHMS, Algorithm
 from stepladder.objectives import (

@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 import torch
-from batches import make
-from helpers import f64, flags, gradient, idx, step_loss
+from maths_batches import make
+from maths_helpers import f64, flags, gradient, idx, step_loss
 from torch import Tensor
 
 from stepladder.algorithms import ALGORITHMS, Algorithm

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import f64, flags, idx
+from maths_helpers import f64, flags, idx
 
 from stepladder.objectives.reduce import aggregate, step_denominators, trained_lengths
 

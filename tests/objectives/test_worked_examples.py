@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from helpers import f64, flags, gradient, idx, step_loss
+from maths_helpers import f64, flags, gradient, idx, step_loss
 from torch import Tensor
 
 from stepladder.objectives import credit, domains, estimators, kto, policy_gradient, preference, reward_model

@@ -109,7 +109,7 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], within: float)
 
 
 def test_what_is_trained_is_what_was_sampled(setting: Setting) -> None:
-    """Several turns; the mask is True on the sampled ids alone, each turn's stop token included (fault 20)."""
+    """Several turns; the mask is True on the sampled ids alone, each stop token included (fault 20)."""
     for group in setting.play():
         for t in group.trajectories:
             assert t.failure is None
@@ -342,6 +342,12 @@ def test_a_group_without_a_signal_stays_in_the_denominator(setting: Setting) -> 
     alone_ = setting.optimizer.seen
     setting.update(make_batch([live, dead], GRPO))
     close({n: g / 2 for n, g in alone_.items()}, setting.optimizer.seen, 1e-6)
+
+
+def test_ratio_one_is_measured_even_when_nothing_is_learned(setting: Setting) -> None:
+    batch = make_batch([rewarded(g, 0.0, 0.0, 0.0, 0.0) for g in setting.play()], GRPO)
+    assert setting.update(batch, before_step=exact)["log_ratio_abs_max"] < 1e-4
+    refused(setting, batch, temperature=0.5)
 
 
 # -- reference and reuse -----------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from helpers import f64, flags, gradient, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, gradient, idx
 
 from stepladder.objectives import estimators, kto, preference
 from stepladder.objectives.reduce import merge_metrics

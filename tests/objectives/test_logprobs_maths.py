@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from helpers import f64, flags, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_helpers import f64, flags, idx
 from torch import Tensor
 
 from stepladder.objectives.logprobs import chunked_logprobs, full_logprobs, next_token_targets

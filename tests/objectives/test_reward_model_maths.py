@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import f64, flags, gradient, step_loss
+from maths_helpers import f64, flags, gradient, step_loss
 
 from stepladder.objectives import reward_model, supervised
 

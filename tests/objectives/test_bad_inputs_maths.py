@@ -8,11 +8,11 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
-from bad_inputs import CASES, LP, MASK
-from batches import make
-from helpers import f64, gradient, idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maths_bad_inputs import CASES, LP, MASK
+from maths_batches import make
+from maths_helpers import f64, gradient, idx
 from test_invariants import AGGREGATIONS, OBJECTIVES
 
 from stepladder.objectives import (
@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 def test_without_shape_checks_every_bad_input_is_a_clear_error() -> None:
     root = HERE.parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{HERE}"}
-    script = [sys.executable, str(HERE / "bad_inputs.py")]
+    script = [sys.executable, str(HERE / "maths_bad_inputs.py")]
     done = subprocess.run(script, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
