@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from stepladder.types import Group
 
 TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
+SFT_CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
 
 def train(
@@ -93,6 +95,7 @@ class Ladder:
         )
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
+        self.saved_at = time.monotonic()
         self.sft = SftState()
         self.rl = RlState()
         self.sampler: TaskSampler | None = None
@@ -145,7 +148,8 @@ class Ladder:
 
             def on_epoch(state: SftState) -> None:
                 self.sft = state
-                self._save()
+                if time.monotonic() - self.saved_at >= SFT_CHECKPOINT_SECONDS:
+                    self._save()
 
             self.sft = run_sft(
                 self.bench.policy,
@@ -270,7 +274,8 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
+        if self.sft.best_epoch != self.sft.epoch:  # else the masters are the best epoch's
+            tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
             "count": self.count + 1,
@@ -283,6 +288,7 @@ class Ladder:
         self.count += 1
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
+        self.saved_at = time.monotonic()
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -302,7 +308,9 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        self.sft.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
+        kept = "best/" if self.sft.best_epoch != self.sft.epoch else "master/"
+        if self.rung == "sft" and self.sft.best_epoch >= 0:
+            self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
         if state["sampler"] is not None and self.recipe.rl is not None:
             self.sampler = TaskSampler(
