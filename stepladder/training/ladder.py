@@ -27,6 +27,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
+from stepladder.training.interrupt import stoppable
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
@@ -105,7 +106,8 @@ class Ladder:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
         self._restore()
         try:
-            self._climb()
+            with stoppable():
+                self._climb()
         except KeyboardInterrupt:
             if self.optimizer is not None:
                 self._save()
@@ -274,7 +276,7 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        if self.sft.best_epoch != self.sft.epoch:  # else the masters are the best epoch's
+        if not self._at_best():  # else the masters are the best epoch's
             tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
@@ -289,6 +291,10 @@ class Ladder:
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
         self.saved_at = time.monotonic()
+
+    def _at_best(self) -> bool:
+        """Are the present weights those of SFT's best epoch?"""
+        return self.sft.best_epoch == self.sft.epoch and self.sft.position == 0
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -308,7 +314,7 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        kept = "best/" if self.sft.best_epoch != self.sft.epoch else "master/"
+        kept = "master/" if self._at_best() else "best/"
         if self.rung == "sft" and self.sft.best_epoch >= 0:
             self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
