@@ -13,6 +13,7 @@ import copy
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
-from stepladder.training.interrupt import Abandoned, uninterrupted
+from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
@@ -44,6 +45,7 @@ log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
+SFT_CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
 
 def train(
@@ -100,6 +102,7 @@ class Ladder:
         )
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
+        self.saved_at = time.monotonic()
         self.sft = SftState()
         self.rl = RlState()
         self.sampler: TaskSampler | None = None
@@ -123,7 +126,8 @@ class Ladder:
     def _climb_or_stop(self) -> None:
         go_on = f"Go on with: stepladder resume {self.folder.path}"
         try:
-            self._climb()
+            with stoppable():
+                self._climb()
         except Abandoned:  # weights and counters may be half a step apart
             raise RunStopped(
                 f"stopped at once by a second Ctrl-C; the newest checkpoint is kept. {go_on}"
@@ -169,7 +173,8 @@ class Ladder:
 
             def on_epoch(state: SftState) -> None:
                 self.sft = state
-                self._save()
+                if time.monotonic() - self.saved_at >= SFT_CHECKPOINT_SECONDS:
+                    self._save()
 
             self.sft = run_sft(
                 self.bench.policy,
@@ -300,7 +305,8 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
+        if not self._at_best():  # else the masters are the best epoch's
+            tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
             "count": self.count + 1,
@@ -313,6 +319,11 @@ class Ladder:
         self.count += 1
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
+        self.saved_at = time.monotonic()
+
+    def _at_best(self) -> bool:
+        """Are the present weights those of SFT's best epoch?"""
+        return self.sft.best_epoch == self.sft.epoch and self.sft.position == 0
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -332,7 +343,9 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        self.sft.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
+        kept = "master/" if self._at_best() else "best/"
+        if self.rung == "sft" and self.sft.best_loss is not None:
+            self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
         if state["sampler"] is not None and self.recipe.rl is not None:
             self.sampler = TaskSampler(
