@@ -92,6 +92,8 @@ class Scheduler:
         free = self.limits.max_rows - sum(len(row.members) for row in self.rows)
         if not self.waiting or free <= 0:
             return
+        if not self.rows:
+            self.forward.clear()
         if self.ordered:
             self.waiting.sort(key=lambda request: request.rank)
         batch, self.waiting = self.waiting[:free], self.waiting[free:]
