@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Abandoned(KeyboardInterrupt):
+    """A second Ctrl-C broke into a block that may not be broken into: nothing of it can be saved."""
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
     """SIGTERM, which schedulers send before they take a machine away, stops a run as Ctrl-C does."""
@@ -24,7 +28,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a first Ctrl-C back until the block is done; a second one goes through at once."""
+    """Hold a first Ctrl-C back until the block is done; a second one goes through at once, as `Abandoned`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -35,7 +39,7 @@ def uninterrupted() -> Iterator[None]:
     def hold(number: int, frame: FrameType | None) -> None:
         nonlocal held
         if held:
-            raise KeyboardInterrupt
+            raise Abandoned
         held = True
 
     for number in numbers:
