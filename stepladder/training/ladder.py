@@ -305,12 +305,13 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        if not self._at_best():  # else the masters are the best epoch's
+        if not self.sft.at_best:  # else the masters are the best weights
             tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
             "count": self.count + 1,
             "sft": self.sft.plain(),
+            "sft_at_best": self.sft.at_best,
             "rl": self.rl.plain(),
             "sampler": self.sampler.state() if self.sampler else None,
             "engine_version": self.bench.engine.version,
@@ -320,10 +321,6 @@ class Ladder:
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
         self.saved_at = time.monotonic()
-
-    def _at_best(self) -> bool:
-        """Are the present weights those of SFT's best epoch?"""
-        return self.sft.best_epoch == self.sft.epoch and self.sft.position == 0
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -343,9 +340,8 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        kept = "master/" if self._at_best() else "best/"
-        if self.rung == "sft" and self.sft.best_loss is not None:
-            self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+        kept = "master/" if state["sft_at_best"] else "best/"
+        self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
         if state["sampler"] is not None and self.recipe.rl is not None:
             self.sampler = TaskSampler(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -24,22 +25,27 @@ class SftState:
     """Where the loop stands: everything a resumed run needs besides weights and moments."""
 
     epoch: int = 0
-    position: int = 0  # samples of the epoch already used
     step: int = 0
     seconds: float = 0.0
     best_loss: float | None = None  # None: nothing validated yet
     best_epoch: int = 0  # 0: the model that SFT began with
+    best_step: int = 0
     best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
 
     def plain(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "position": self.position,
             "step": self.step,
             "seconds": self.seconds,
             "best_loss": self.best_loss,
             "best_epoch": self.best_epoch,
+            "best_step": self.best_step,
         }
+
+    @property
+    def at_best(self) -> bool:
+        """Are the present weights the best ones?"""
+        return bool(self.best) and self.best_step == self.step
 
 
 def run_sft(
@@ -63,31 +69,33 @@ def run_sft(
     if not samples:
         raise DataError("there is nothing to train on: the demonstrations are empty; give at least one")
     if held_out and state.best_loss is None:
-        loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-        _judge(state, optimizer, loss, settings.min_improvement)
+        _validate(policy, optimizer, held_out, settings, state)
+    per_epoch = math.ceil(len(samples) / settings.batch_size)
     while state.epoch < settings.epochs and not _finished(settings, state, bool(held_out)):
         order = list(range(len(samples)))
         random.Random(f"{seed}/{state.epoch}").shuffle(order)
-        while state.position < len(order):
-            chosen = [samples[i] for i in order[state.position : state.position + settings.batch_size]]
+        for batch in range(state.step - state.epoch * per_epoch, per_epoch):
+            chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
             rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
             with uninterrupted():
                 began = time.monotonic()
                 metrics = sft_update(
-                    policy, optimizer, chosen, learning_rate=rate, token_budget=settings.token_budget
+                    policy,
+                    optimizer,
+                    [samples[i] for i in chosen],
+                    learning_rate=rate,
+                    token_budget=settings.token_budget,
                 )
-                state.position += settings.batch_size
-                state.step += 1
                 seconds = time.monotonic() - began
+                state.step += 1
                 state.seconds += seconds
                 metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
                 on_step(state.step, metrics)
-        began = time.monotonic()
-        loss = validation_loss(policy, held_out, token_budget=settings.token_budget)  # 0 without samples
         with uninterrupted():
-            state.epoch, state.position = state.epoch + 1, 0
+            state.epoch += 1
             if held_out:
-                _judge(state, optimizer, loss, settings.min_improvement)
+                began = time.monotonic()
+                loss = _validate(policy, optimizer, held_out, settings, state)
                 seconds = time.monotonic() - began
                 state.seconds += seconds
                 metrics = {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds}
@@ -98,20 +106,23 @@ def run_sft(
     return state
 
 
-def _judge(state: SftState, optimizer: MasterOptimizer, loss: float, min_improvement: float) -> None:
-    """Keep a copy of the weights if their validation loss is the best so far."""
-    if state.best_loss is None or loss < state.best_loss - min_improvement:
-        state.best_loss, state.best_epoch = loss, state.epoch
+def _validate(
+    policy: Policy,
+    optimizer: MasterOptimizer,
+    held_out: Sequence[TrainingSample],
+    settings: SftSection,
+    state: SftState,
+) -> float:
+    """The validation loss; the weights are kept where it is the best so far, by `min_improvement`."""
+    loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
+    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
+        state.best_loss, state.best_epoch, state.best_step = loss, state.epoch, state.step
         state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
+    return loss
 
 
 def _finished(settings: SftSection, state: SftState, validated: bool) -> bool:
-    """Asked before an epoch, so that a run killed after its last epoch does not begin another.
-
-    Inside an epoch the answer is that of its beginning: what was begun is ended.
-    """
-    if state.position:
-        return False
+    """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
     if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
         return True
     return validated and state.epoch - state.best_epoch >= settings.patience
