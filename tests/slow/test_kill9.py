@@ -88,8 +88,9 @@ def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_same(killed, quiet)
     end = outcome(killed)
     report.append(
-        f"after {KILLS} kills: weights ({len(end['weights'])} tensors), {len(end['metrics'])} lines of metrics, "
-        f"{len(end['evaluations'])} evaluations and {len(end['trajectories'])} trajectories equal the quiet run's"
+        f"after {KILLS} kills: weights ({len(end['weights'])} tensors), {len(end['metrics'])} lines of "
+        f"metrics, {len(end['evaluations'])} evaluations and {len(end['trajectories'])} trajectories equal "
+        "those of the quiet run"
     )
     steps = [m["step"] for m in end["metrics"] if m["phase"] == "rl"]
     assert steps == list(range(1, 161))
