@@ -65,7 +65,7 @@ def _header(path: tuple[str, ...]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if _BARE.match(key) else _string(key)
+    return key if _BARE.fullmatch(key) else _string(key)
 
 
 def _string(text: str) -> str:

@@ -170,6 +170,11 @@ def _at_call(
     monkeypatch.setattr(owner, name, wrapped_async if inspect.iscoroutinefunction(honest) else wrapped)
 
 
+@pytest.fixture(autouse=True)
+def _a_checkpoint_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "SFT_CHECKPOINT_SECONDS", 0.0)
+
+
 PLACES = [
     pytest.param(ladder, "evaluate", 1, False, id="raw-evaluation"),
     pytest.param(sft, "sft_update", 3, True, id="inside-an-epoch"),
