@@ -55,26 +55,38 @@ def _where(run: Path) -> str:
 
 @pytest.mark.slow
 def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    began = time.monotonic()
     child = _start("train", _recipe(tmp_path, "quiet"))
+    assert child.stdout is not None
+    child.stdout.readline()
+    first = time.monotonic()
     _, err = child.communicate(timeout=900)
-    whole = time.monotonic() - began
     assert child.returncode == 0, err
-    report = [f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics, {whole:.0f} s"]
+    start, work = first - began, time.monotonic() - first
+    report = [
+        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {start:.0f} s until the first "
+        f"line on the screen, {work:.0f} s from there to the end"
+    ]
 
     rng = random.Random(0)
-    file, done, longest = _recipe(tmp_path, "killed"), 0, whole / 4
+    file, done = _recipe(tmp_path, "killed"), 0
     while done < KILLS:
         exists = (killed / "recipe.toml").is_file()
         child = _start("resume", str(killed)) if exists else _start("train", file)
+        assert child.stdout is not None
+        if done % 5 == 0:  # anywhere in its start
+            delay, since = rng.uniform(0, start), "the start of the process"
+        else:  # anywhere in its work
+            child.stdout.readline()
+            delay, since = rng.uniform(0, work / 5), "its first line"
         try:
-            child.wait(timeout=rng.uniform(1.0, longest))
+            child.wait(timeout=delay)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGKILL)
             done += 1
             child.communicate()
-            report.append(f"kill {done:2}: resumes from {_where(killed)}")
+            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {_where(killed)}")
         else:
             _, err = child.communicate()
             assert child.returncode == 0, err  # it got to its end: the kills that are left hit the next run
