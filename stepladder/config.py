@@ -171,8 +171,8 @@ class RlSection(Section):
             )
         if row.advantage != "group" and self.scale is not None:
             raise ValueError(
-                f"{row.name!r} takes rewards against a fixed baseline, so scale={self.scale!r} means nothing; "
-                "leave it out, or use algorithm = 'grpo'"
+                f"{row.name!r} takes rewards against a fixed baseline, so scale={self.scale!r} means "
+                "nothing; leave it out, or use algorithm = 'grpo'"
             )
         row = dataclasses.replace(row, **changes)
         if row.needs_critic or row.advantage not in ("group", "constant") or row.kl_in == "reward":

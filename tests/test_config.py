@@ -181,7 +181,7 @@ def _sections() -> dict[str, type[BaseModel]]:
 
 
 def _names_read() -> set[str]:
-    """Attributes that the package reads, outside the declarations of config.py, and keys it looks up there."""
+    """Attributes that the package reads, and the keys that config.py itself looks up by name."""
     names: set[str] = set()
     for file in ROOT.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))

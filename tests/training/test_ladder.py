@@ -462,3 +462,15 @@ def test_progress_without_a_terminal_is_a_line_a_step(recipe: Recipe) -> None:
     assert "rl 5/5" in text
     assert "raw: " in text
     assert "95%" in text
+    assert "failed" not in text
+
+
+def test_failures_are_counted_where_they_are_seen() -> None:
+    from io import StringIO
+
+    out = StringIO()
+    display = Display(Console(file=out, width=200))
+    display.start("rl", 9, 0)
+    display.step(1, {"reward": 0.5, "failed": 3.0, "unscored": 0.0})
+    assert "rl 1/9  reward 0.50  failed 3" in out.getvalue()
+    assert "unscored" not in out.getvalue()
