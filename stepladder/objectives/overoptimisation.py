@@ -39,7 +39,7 @@ def rl_gold_reward(distance: Float[Tensor, "*n"], *, alpha: float, beta: float) 
 
 
 def best_of_n_gold_reward(distance: Float[Tensor, "*n"], *, alpha: float, beta: float) -> Float[Tensor, "*n"]:
-    """R(d) = d·(α − β·d)."""
+    """R(d) = d·(α − β·d): the gold reward of best-of-n at distance d = √KL."""
     d = _distances(distance)
     return d * (alpha - beta * d)
 
