@@ -89,14 +89,13 @@ _Settings = tuple[float, int, float | None, bool]
 
 
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, buffer: Tensor
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, buffer: Tensor | None
 ) -> Tensor:
-    """z/T [rows, V] in the working dtype, written into `buffer`; `weight` is in that dtype, except on
-    CUDA."""
-    if weight.dtype == hidden.dtype and weight.dtype in (torch.float16, torch.bfloat16):
+    """z/T [rows, V] in the working dtype, written into `buffer` if there is one."""
+    if buffer is None:
         z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     else:
-        z = torch.mm(working(hidden).to(weight.dtype), weight.t(), out=buffer[: len(hidden)])
+        z = torch.mm(hidden.to(weight.dtype), weight.t(), out=buffer[: len(hidden)])
     if bias is not None:
         z += bias.to(z.dtype)
     temperature, _, soft_cap, _ = settings
@@ -105,10 +104,10 @@ def _logits(
     return z if temperature == 1.0 else z.div_(temperature)
 
 
-def _buffer(head: Tensor, count: int, chunk: int, dtype: torch.dtype) -> Tensor:
+def _buffer(count: int, settings: _Settings, head: Tensor, dtype: torch.dtype) -> Tensor:
     """Room for one chunk of logits, used again for every chunk: fresh pages cost as much as a pass over
     them."""
-    return torch.empty(min(chunk, count), len(head), dtype=dtype, device=head.device)
+    return torch.empty(min(settings[1], count), len(head), dtype=dtype, device=head.device)
 
 
 def _working_weight(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -117,6 +116,12 @@ def _working_weight(hidden: Tensor, weight: Tensor) -> Tensor:
     if hidden.device.type == "cuda" and hidden.dtype == weight.dtype:
         return weight
     return weight.to(torch.promote_types(hidden.dtype, torch.promote_types(weight.dtype, torch.float32)))
+
+
+def _expectation(masses: Tensor, total: Tensor, head: Tensor) -> Tensor:
+    if head.dtype == masses.dtype:
+        return (masses @ head) / total
+    return (masses / total).to(head.dtype) @ head
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -132,7 +137,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         prepare = needs_hidden and not (needs_weight or needs_bias or settings[3] or settings[2])
         slopes = torch.empty_like(hidden, dtype=dtype) if prepare else None
-        room, masses = (_buffer(head, count, settings[1], dtype) for _ in range(2))
+        room = _buffer(count, settings, head, dtype) if head.dtype == dtype else None
+        masses = _buffer(count, settings, head, dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, settings[1]):
                 rows = slice(start, start + settings[1])
@@ -147,8 +153,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 # H = ln Σe^z − Σ p·z, with p not yet divided by its total
                 entropy[rows] = log_total - torch.linalg.vecdot(p, z) / total
                 if slopes is not None:
-                    # ∂lp/∂h = (W[target] − Σ_v p_v·W_v) / T
-                    expected = (p.to(head.dtype) @ head) / total.unsqueeze(-1)
+                    # ∂lp/∂h = (W[target] − Σ_v p_v·W_v) / T; masses are divided first where halves overflow
+                    expected = _expectation(p, total.unsqueeze(-1), head)
                     slopes[rows] = (head[targets[rows]].to(dtype) - expected.to(dtype)) / settings[0]
         ctx.settings = settings
         ctx.prepared = prepare
@@ -171,7 +177,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head = _working_weight(hidden, weight)
         settings: _Settings = ctx.settings
         chunk = settings[1]
-        room = _buffer(head, len(targets), chunk, lse.dtype)
+        room = _buffer(len(targets), settings, head, lse.dtype) if head.dtype == lse.dtype else None
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=lse.dtype) if needs_bias else None
