@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: install
-	$(BIN)/stepladder demo
+	$(BIN)/stepladder train calculator --overwrite
 
 test: install
 	$(BIN)/python -m pytest

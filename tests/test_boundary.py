@@ -1,7 +1,7 @@
 """What foreign code gives, turned into our nouns."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.boundary import shown, to_message, to_messages, to_number, to_score, to_task, to_tasks
@@ -26,6 +26,7 @@ MESSAGES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_a_message_survives_its_own_dictionary(message):
     assert to_message(message.to_dict(), where="test") == message
@@ -87,6 +88,7 @@ class Vector(Scalar):
     ndim = 1
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**9), 10**9) | st.booleans())
 def test_numbers_become_floats(value):
     number = to_number(value, where="f")

@@ -147,6 +147,7 @@ def cache_argument(model: Any) -> str:
 
 def windows(config: Any) -> dict[str, int | None]:
     """Layer type -> sliding window (None: everything before). One entry where all layers are alike."""
+    config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if kinds is None:

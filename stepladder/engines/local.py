@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 class LocalEngine:
     """Continuous batching on the policy's own weights. Close it: it owns a thread.
 
+    The fused path, and any path in another type or on another device, computes with a copy taken at
+    `sync`: the policy may be trained meanwhile. Otherwise the model's own modules run, switched to
+    evaluation for each pass: do not train while a generation is under way.
+
     Args:
         model: a transformers causal LM, or a PEFT model around one. Its tensors are never changed; call
             `sync` after changing them.
@@ -198,6 +202,11 @@ class LocalEngine:
                 self._waiting[request.session] = None
             self._worker.wake.notify_all()
 
+    def abandon(self, request: Request) -> None:
+        """Nobody waits for the result any more: its row is freed before the next step."""
+        request.cancelled = True
+        self.finished(request)
+
     def leave(self, session: LocalSession) -> None:
         """A session is closed."""
         with self._worker.wake:
@@ -240,7 +249,7 @@ class LocalSession:
         self.holder = holder
         self._engine = engine
         self._closed = False
-        self._future: asyncio.Future[Generation] | None = None
+        self._under_way: tuple[Request, asyncio.Future[Generation]] | None = None
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         """Continue `prompt_ids`; see `stepladder.engines.engine.Session.generate`.
@@ -253,7 +262,7 @@ class LocalSession:
         """
         if self._closed:
             raise EngineError(f"session {self.holder.key!r} is closed; open a new one with engine.session()")
-        if self._future is not None:
+        if self._under_way is not None:
             raise ConfigError(
                 f"session {self.holder.key!r} is generating; one generate at a time per session"
             )
@@ -261,7 +270,8 @@ class LocalSession:
         self._engine.check(ids, sampling)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
-        request = Request(self, self.holder, ids, sampling, uniforms(sampling.seed, sampling.max_tokens))
+        count = min(sampling.max_tokens, self._engine.max_context)
+        request = Request(self, self.holder, ids, sampling, uniforms(sampling.seed, count))
 
         def done(result: Generation | Exception) -> None:
             self._engine.finished(request)
@@ -269,22 +279,23 @@ class LocalSession:
                 loop.call_soon_threadsafe(_settle, future, result)
 
         request.done = done
-        self._future = future
+        self._under_way = request, future
         try:
             self._engine.submit(request)
             return await future
         finally:
-            self._future = None
-            if not future.done() or future.cancelled() or self._closed:
-                request.cancelled = True
-                self._engine.finished(request)
+            self._under_way = None
+            if not future.done() or future.cancelled():
+                self._engine.abandon(request)
 
     def close(self) -> None:
         """Release what the engine keeps for this session. Call it on the event loop. Idempotent."""
         if not self._closed:
             self._closed = True
-            if self._future is not None:
-                _settle(self._future, EngineError(f"session {self.holder.key!r} was closed while generating"))
+            if self._under_way is not None:
+                request, future = self._under_way
+                self._engine.abandon(request)
+                _settle(future, EngineError(f"session {self.holder.key!r} was closed while generating"))
             self._engine.leave(self)
 
     def __enter__(self) -> LocalSession:
@@ -307,7 +318,7 @@ def _settle(future: asyncio.Future[Generation], result: Generation | Exception) 
 
 def _context(model: Any, asked: int | None) -> int:
     """The longest sequence: what was asked for, at most what the model has positions for."""
-    config = model.config
+    config = model.config.get_text_config()
     made_for: int | None = getattr(config, "max_position_embeddings", None) or getattr(
         config, "n_positions", None
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepladder.environments.arithmetic import evaluate, last_number, shown
-from stepladder.environments.families import FAMILIES, Family, Problem
+from stepladder.environments.families import FAMILIES, MORE_FAMILIES, Family, Problem
 from stepladder.environments.tools import ToolBox, tool
 from stepladder.errors import ConfigError, DataError, nearest
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall
@@ -37,8 +37,9 @@ def calculator(expression: str) -> str:
 class CalculatorWorld:
     """Problems by (seed, split, index), each in the family named by `Task.domain`.
 
-    seed: another seed gives other problems. families: names to keep, all by default. call_cost: taken from
-    the reward for each tool call. sizes: how many problems a split has. max_calls_per_turn: see ToolBox.
+    seed: another seed gives other problems. families: names (of MORE_FAMILIES too) or Family objects;
+    FAMILIES by default. call_cost: taken from the reward for each tool call. train, validation, test: how
+    many problems each split has. max_calls_per_turn: see ToolBox.
     """
 
     def __init__(
@@ -138,13 +139,14 @@ class CalculatorEnvironment:
             raise RuntimeError("step() before reset(): call reset(task, seed=0) first")
         if message.tool_calls:
             self._calls += len(message.tool_calls)
-            return Step(await self.toolbox.call_all(message.tool_calls))
+            results = await self.toolbox.call_all(message.tool_calls)
+            return Step(results, info=self.toolbox.info())
         correct = float(is_correct(message.text, str(self._task.reference)))
         parts: dict[str, float | None] = {"correct": correct}
         if self.call_cost:
             parts["calls"] = -self.call_cost * self._calls
         reward = sum(part for part in parts.values() if part is not None)
-        return Step(reward=reward, terminated=True, rewards=parts)
+        return Step(reward=reward, terminated=True, rewards=parts, info=self.toolbox.info())
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -197,7 +199,7 @@ def _known_split(split: str) -> None:
 def _chosen(names: Sequence[Any] | None) -> tuple[Family, ...]:
     if names is None:
         return FAMILIES
-    known = {family.name: family for family in FAMILIES}
+    known = {family.name: family for family in (*FAMILIES, *MORE_FAMILIES)}
     chosen = []
     for name in names:
         if not isinstance(name, Family) and name not in known:

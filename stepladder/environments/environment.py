@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from stepladder.boundary import shown, to_messages, to_number, to_task
-from stepladder.deadlines import guarded
+from stepladder.deadlines import PROGRAMMING_ERRORS, guarded
 from stepladder.environments.plain import PlainWorld, TaskTable
-from stepladder.errors import ConfigError, DataError, nearest
+from stepladder.errors import ConfigError, DataError, EnvironmentFault, StepladderError, nearest
 from stepladder.plugins import load_object
 from stepladder.types import Message, Reset, Step, Task, Tool
 
@@ -159,8 +159,20 @@ class CheckedWorld:
             )
 
     def make(self) -> CheckedEnvironment:
-        """A new environment for one episode."""
-        return CheckedEnvironment(self.inner.make(), self.name, self.deadline)
+        """A new environment for one episode; raises EnvironmentFault where making it failed.
+
+        Called on the event loop: slow preparation belongs into `reset` or `World.setup`.
+        """
+        where = f"making a {self.name}"
+        try:
+            return CheckedEnvironment(self.inner.make(), self.name, self.deadline)
+        except StepladderError:
+            raise
+        except PROGRAMMING_ERRORS as error:
+            error.add_note(f"raised while {where}")
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{where} raised {type(error).__name__}: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
         # What only this world has (demonstrations, tools, ...) stays reachable.

@@ -1,7 +1,7 @@
 """Families of word problems, as a table. Each draws its own numbers; what is asked is in the template.
 
-Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones, u and v either (so that no
-rule by size tells them apart); {a*b} style entries are computed from them. `name`, `things`, `others` are words.
+Letters in a template: a, b, c, d are two-digit numbers, p, q, r three-digit ones, and u, v, w of either size;
+{a*b} style entries are computed from them. `name`, `things`, `others` are words.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Family:
 
 def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[random.Random], Problem]:
     """A generator from templates that share one expression; `tool=False`: answered without the tool."""
-    letters = sorted(set(re.findall(r"[a-dp-ruv]", expression + "".join(_slots(templates)))))
+    letters = sorted(set(re.findall(r"[a-dp-ru-w]", expression + "".join(_slots(templates)))))
 
     def generate(rng: random.Random) -> Problem:
-        numbers = {letter: _draw(letter, rng) for letter in letters}
+        numbers = {letter: _number(letter, rng) for letter in letters}
         name = rng.choice(_NAMES)
         things, others = rng.sample(_THINGS, 2)
         words = {"name": name, "things": things, "others": others}
@@ -58,9 +58,11 @@ def worded(expression: str, *templates: str, tool: bool = True) -> Callable[[ran
     return generate
 
 
-def _draw(letter: str, rng: random.Random) -> int:
-    short = letter < "p" or (letter in "uv" and rng.random() < 0.5)
-    return rng.randint(12, 99) if short else rng.randint(101, 899)
+def _number(letter: str, rng: random.Random) -> int:
+    two_digits, three_digits = rng.randint(12, 99), rng.randint(101, 899)
+    if letter in "uvw":
+        return rng.choice((two_digits, three_digits))
+    return two_digits if letter in "abcd" else three_digits
 
 
 def _slots(templates: tuple[str, ...]) -> list[str]:
@@ -69,26 +71,47 @@ def _slots(templates: tuple[str, ...]) -> list[str]:
 
 
 def _with_numbers(slot: str, numbers: dict[str, int]) -> str:
-    return re.sub(r"[a-dp-ruv]", lambda match: str(numbers[match[0]]), slot)
+    return re.sub(r"[a-dp-ru-w]", lambda match: str(numbers[match[0]]), slot)
 
 
-# Six easy families are demonstrated: the four operations, one compound expression, one number read off the
-# text. Nothing shows the others: a second operation in other words, three operations, an irrelevant number,
-# other questions that need no tool.
+def _compare(rng: random.Random) -> Problem:
+    big, small = rng.randint(12, 99) * 10, rng.randint(12, 99)
+    name = rng.choice(_NAMES)
+    things, others = rng.sample(_THINGS, 2)
+    answer = rng.choice(("yes", "no"))
+    first, second = (big, small) if answer == "yes" else (small, big)
+    question = (
+        f"{name} counts {first} {things} and {second} {others}. "
+        f"Are there more {things} than {others}? Answer yes or no."
+    )
+    return question, None, answer
+
+
+# The default set: demonstrations show one operation, one compound and two questions without the tool;
+# the rest (longer chains, irrelevant numbers, another question without the tool) is left for reward to teach.
 FAMILIES: tuple[Family, ...] = (
     Family(
         "add",
-        worded("{p}+{a}", "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?"),
+        worded(
+            "{p}+{a}",
+            "{name} has {p} {things} and buys {a} more. How many {things} does {name} have now?",
+        ),
         demonstrated=True,
     ),
     Family(
         "subtract",
-        worded("{p}-{a}", "{name} had {p} {things} and gave away {a}. How many {things} are left?"),
+        worded(
+            "{p}-{a}",
+            "{name} had {p} {things} and gave away {a}. How many {things} are left?",
+        ),
         demonstrated=True,
     ),
     Family(
         "multiply",
-        worded("{a}*{b}", "{name} packs {a} boxes with {b} {things} in each box. How many {things} are there?"),
+        worded(
+            "{a}*{b}",
+            "{name} fills {a} bags with {b} {things} each. How many {things} are there?",
+        ),
         demonstrated=True,
     ),
     Family(
@@ -103,16 +126,25 @@ FAMILIES: tuple[Family, ...] = (
         "multiply_add",
         worded(
             "{a}*{b}+{c}",
-            "{name} packs {a} boxes with {b} {things} in each box and then finds {c} more. "
-            "How many {things} are there?",
+            "{name} fills {a} bags with {b} {things} each and then finds {c} more. How many {things} "
+            "are there?",
         ),
         demonstrated=True,
     ),
     Family(
-        "house_number",
+        "house",
         worded(
             "{u}",
-            "{name} lives in house number {u} and has {v} {things}. What is the house number?",
+            "{name} lives at number {u} and has {v} {things}. What is the number of the house?",
+            tool=False,
+        ),
+        demonstrated=True,
+    ),
+    Family(
+        "other_count",
+        worded(
+            "{v}",
+            "{name} has {u} {things} and {v} {others}. How many {others} does {name} have?",
             tool=False,
         ),
         demonstrated=True,
@@ -128,51 +160,91 @@ FAMILIES: tuple[Family, ...] = (
         "multiply_subtract",
         worded(
             "{a}*{b}-{c}",
-            "{name} packs {a} boxes with {b} {things} in each box and then gives away {c}. "
-            "How many {things} are left?",
+            "{name} fills {a} bags with {b} {things} each and then gives away {c}. How many {things} "
+            "are left?",
         ),
     ),
     Family(
-        "three_operations",
+        "multiply_add_subtract",
         worded(
             "{a}*{b}+{c}-{d}",
-            "{name} packs {a} boxes with {b} {things} in each box, then finds {c} more and gives away {d}. "
-            "How many {things} are left?",
+            "{name} fills {a} bags with {b} {things} each, then finds {c} more and gives away {d}. How "
+            "many {things} are left?",
         ),
     ),
     Family(
         "add_distracted",
         worded(
             "{p}+{a}",
-            "{name} is {b} years old. {name} has {p} {things} and buys {a} more. "
-            "How many {things} does {name} have now?",
+            "{name} is {b} years old. {name} has {p} {things} and buys {a} more. How many {things} does"
+            " {name} have now?",
         ),
     ),
     Family(
         "subtract_distracted",
         worded(
             "{p}-{a}",
-            "{name} had {p} {things} and {b} {others} and gave away {a} {things}. "
-            "How many {things} are left?",
+            "{name} had {p} {things} and {b} {others} and gave away {a} {things}. How many {things} are"
+            " left?",
         ),
     ),
     Family(
         "multiply_distracted",
         worded(
             "{a}*{b}",
-            "{name} is {c} years old. {name} packs {a} boxes with {b} {things} in each box. "
-            "How many {things} are there?",
+            "{name} is {c} years old. {name} fills {a} bags with {b} {things} each. How many {things} "
+            "are there?",
         ),
     ),
     Family(
-        "age", worded("{a}", "{name} is {a} years old and has {v} {things}. How old is {name}?", tool=False)
+        "age",
+        worded(
+            "{a}",
+            "{name} is {a} years old and has {v} {things}. How old is {name}?",
+            tool=False,
+        ),
     ),
+)
+
+# Further ones, for `families=`.
+MORE_FAMILIES: tuple[Family, ...] = (
     Family(
         "price",
         worded(
             "{u}",
-            "A box with {v} {things} costs {u} dollars. How many dollars does the box cost?",
+            "A bag with {v} {things} costs {u} dollars. How many dollars does the bag cost?",
             tool=False,
         ),
     ),
+    Family(
+        "change",
+        worded(
+            "{a*b+c}-{a}*{b}",
+            "{name} buys {a} {things} for {b} dollars each and pays with {a*b+c} dollars. How many "
+            "dollars does {name} get back?",
+        ),
+    ),
+    Family(
+        "two_products",
+        worded(
+            "{a}*{b}+{c}*{d}",
+            "A shop has {a} boxes of {b} {things} and {c} boxes of {d} {others}. How many items is that?",
+        ),
+    ),
+    Family(
+        "per_day",
+        worded(
+            "({a}+{b})*{c}",
+            "Each day {name} sells {a} {things} and {b} {others}. How many items is that in {c} days?",
+        ),
+    ),
+    Family(
+        "three_factors",
+        worded(
+            "{a}*{b}*{c}",
+            "There are {a} shelves with {b} boxes each, and {c} {things} in each box. How many {things}"
+            " are there?",
+        ),
+    ),
+    Family("compare", _compare),
 )

@@ -153,7 +153,7 @@ class HiddenDigitEnvironment:
         results = await self._toolbox.call_all(message.tool_calls)
         if self._searches > 1:
             return self._ended("", results)
-        return Step(results)
+        return Step(results, info=self._toolbox.info())
 
     def _ended(self, guess: str, messages: tuple[Message, ...] = ()) -> Step:
         """The guess ends the episode; a second search arrives here as a guess that is never right."""

@@ -180,11 +180,11 @@ class PlainEnvironment:
         if message.tool_calls:
             results = await self.toolbox.call_all(message.tool_calls)
             if not getattr(self._target, "done", False):
-                return Step(results, info=self._info())
+                return Step(results, info=self.toolbox.info())
         else:
             results = ()
         score = await self._score(message.text)
-        info = {**self._info(), **({"explanation": score.explanation} if score.explanation else {})}
+        info = {**self.toolbox.info(), **({"explanation": score.explanation} if score.explanation else {})}
         return Step(results, score.value, terminated=True, rewards=score.parts, info=info)
 
     async def _score(self, answer: str) -> Score:
@@ -199,9 +199,6 @@ class PlainEnvironment:
         close = getattr(self._target, "close", None)
         if close is not None:
             await self._call(close, "close()")
-
-    def _info(self) -> dict[str, Any]:
-        return {"tool_counts": dict(self.toolbox.counts)} if self.toolbox.counts else {}
 
     async def _call(self, method: Callable[..., Any], phase: str, *args: Any, **kwargs: Any) -> Any:
         error_class = RewardError if phase == "reward()" else EnvironmentFault

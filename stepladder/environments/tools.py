@@ -145,6 +145,10 @@ class ToolBox:
                 f"max_calls_per_turn=8; got {deadline}, {max_output_chars}, {max_calls_per_turn}"
             )
 
+    def info(self) -> dict[str, Any]:
+        """For `Step.info`: {"tool_counts": {...}} of the episode so far, empty before the first call."""
+        return {"tool_counts": dict(self.counts)} if self.counts else {}
+
     async def call_all(self, calls: Sequence[ToolCall]) -> tuple[Message, ...]:
         """One message per call, in order, one after the other; one summary for those above the cap."""
         messages = [await self.call(call) for call in calls[: self.max_calls_per_turn]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
+from stepladder.training.interrupt import stoppable
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
@@ -33,10 +35,12 @@ from stepladder.training.run_folder import RunFolder
 from stepladder.training.setup import Workbench, prepare
 from stepladder.training.sft import SftState, run_sft
 from stepladder.training.tasks import TaskSampler
+from stepladder.training.tracking import open_tracker, require_tracker
 from stepladder.types import Group
 
 TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
+SFT_CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
 
 def train(
@@ -56,6 +60,7 @@ def train(
         if environment is not None:
             sections["environment"] = {**sections.get("environment", {}), "name": import_path(environment)}
         recipe = parse_recipe(sections)
+    require_tracker(recipe.run.track)
     path = Path(recipe.run.out) / recipe.run.name
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
@@ -82,8 +87,16 @@ class Ladder:
         self.bench, self.folder, self.display = bench, folder, display
         self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
+        self.tracker = open_tracker(
+            recipe.run.track,
+            project="stepladder",
+            name=recipe.run.name,
+            folder=folder.path,
+            recipe=recipe.model_dump(mode="json"),
+        )
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
+        self.saved_at = time.monotonic()
         self.sft = SftState()
         self.rl = RlState()
         self.sampler: TaskSampler | None = None
@@ -93,7 +106,8 @@ class Ladder:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
         self._restore()
         try:
-            self._climb()
+            with stoppable():
+                self._climb()
         except KeyboardInterrupt:
             if self.optimizer is not None:
                 self._save()
@@ -102,6 +116,7 @@ class Ladder:
                 f"Go on with: stepladder resume {self.folder.path}"
             ) from None
         finally:
+            self.tracker.close()
             self.report()
 
     def _climb(self) -> None:
@@ -131,12 +146,12 @@ class Ladder:
             self.display.start("sft", settings.epochs * per_epoch, self.sft.step)
 
             def on_step(step: int, metrics: Mapping[str, float]) -> None:
-                self.folder.log({"step": step, "phase": "sft", **metrics})
-                self.display.step(step, metrics)
+                self._log("sft", step, metrics)
 
             def on_epoch(state: SftState) -> None:
                 self.sft = state
-                self._save()
+                if time.monotonic() - self.saved_at >= SFT_CHECKPOINT_SECONDS:
+                    self._save()
 
             self.sft = run_sft(
                 self.bench.policy,
@@ -167,10 +182,9 @@ class Ladder:
             self.display.start("rl", settings.steps, self.rl.step)
 
             def on_step(step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-                self.folder.log({"step": step, "phase": "rl", **metrics})
+                self._log("rl", step, metrics)
                 played = [t for group in groups for t in group.trajectories]
                 self.folder.log_trajectories(played, step=step, phase="rl")
-                self.display.step(step, metrics)
                 if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
                     self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
                 if step % self.recipe.run.checkpoint_every == 0:
@@ -221,6 +235,11 @@ class Ladder:
         model.requires_grad_(False)
         return Policy(model, self.bench.policy.tokenizer, mode=self.bench.policy.mode)
 
+    def _log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        self.folder.log({"step": step, "phase": phase, **metrics})
+        self.tracker.log(phase, step, metrics)
+        self.display.step(step, metrics)
+
     # -- evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self, rung: str, step: int, n: int, *, examples: int = 0, keep: int | None = None) -> None:
@@ -257,7 +276,8 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
+        if not self._at_best():  # else the masters are the best epoch's
+            tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
             "count": self.count + 1,
@@ -270,6 +290,11 @@ class Ladder:
         self.count += 1
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
+        self.saved_at = time.monotonic()
+
+    def _at_best(self) -> bool:
+        """Are the present weights those of SFT's best epoch?"""
+        return self.sft.best_epoch == self.sft.epoch and self.sft.position == 0
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -289,7 +314,9 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        self.sft.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
+        kept = "master/" if self._at_best() else "best/"
+        if self.rung == "sft" and self.sft.best_epoch >= 0:
+            self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
         if state["sampler"] is not None and self.recipe.rl is not None:
             self.sampler = TaskSampler(

@@ -59,19 +59,24 @@ def run_rl(
     temperature = bench.recipe.rollout.temperature
     while state.step < settings.steps and not _finished(settings, state):
         began = time.monotonic()
+        drawn_from = sampler.state()
         tasks = sampler.next(settings.tasks_per_step)
-        groups = bench.runner.run(
-            rollout(
-                bench.agents(temperature),
-                bench.world,
-                tasks,
-                group_size=settings.group_size,
-                limits=bench.limits,
-                seed=seed,
-                scorer=bench.scorer,
-                on_trajectory=on_trajectory,
+        try:
+            groups = bench.runner.run(
+                rollout(
+                    bench.agents(temperature),
+                    bench.world,
+                    tasks,
+                    group_size=settings.group_size,
+                    limits=bench.limits,
+                    seed=seed,
+                    scorer=bench.scorer,
+                    on_trajectory=on_trajectory,
+                )
             )
-        )
+        except BaseException:
+            sampler.load(drawn_from)  # a stopped rollout consumed no task
+            raise
         sampled_at = time.monotonic()
         with uninterrupted():
             refuse_dead_world(groups)
@@ -88,6 +93,7 @@ def run_rl(
             done = time.monotonic()
             state.seconds += done - began
             metrics |= {
+                "seconds": done - began,
                 "seconds_rollout": sampled_at - began,
                 "seconds_update": updated_at - sampled_at,
                 "seconds_sync": done - updated_at,

@@ -192,6 +192,32 @@ def test_close_ends_the_thread_and_tells_who_waits() -> None:
     run(main())
 
 
+def test_nothing_is_left_behind() -> None:
+    """Finished, cancelled and closed sessions: no request, no row and no cached byte stays."""
+    model = tiny("llama")
+
+    async def main() -> None:
+        engine = LocalEngine(model)
+        for i in range(20):
+            session = engine.session(str(i))
+            task = asyncio.create_task(session.generate(prompt(5, i), Sampling(max_tokens=5, seed=i)))
+            for _ in range(i % 7):
+                await asyncio.sleep(0.001)
+            if i % 3 == 0:
+                task.cancel()
+            elif i % 3 == 1:
+                await task
+            session.close()
+            await asyncio.gather(task, return_exceptions=True)
+        scheduler = engine._scheduler
+        await until(lambda: not scheduler.busy)
+        engine.stats()  # commands before this one are done
+        assert (scheduler.prefixes.bytes, engine._pending, engine._waiting) == (0, set(), {})
+        await engine.close()
+
+    run(main())
+
+
 def test_one_generate_at_a_time_and_none_after_close() -> None:
     model = tiny("llama")
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -328,6 +330,31 @@ def test_a_phase_that_fails_is_data_with_its_name(phase):
 def test_a_programming_error_is_loud_in_every_phase(phase):
     with pytest.raises(AttributeError, match="typo"):
         play(failing(phase, mistake), call("tool"), say("a"))
+
+
+@pytest.mark.parametrize(("error", "seen"), [(OSError, EnvironmentFault), (NameError, NameError)])
+def test_an_object_that_cannot_be_made(error, seen):
+    class Locked:
+        def __init__(self):
+            raise error("no")
+
+        def reward(self, answer): ...
+
+    with pytest.raises(seen, match="no"):
+        as_world(Locked, tasks=["?"]).make()
+
+
+def test_no_torch_is_loaded():
+    code = (
+        "import sys, stepladder.environments.check, stepladder.rewards.reward\n"
+        "from stepladder.environments.environment import load_world\n"
+        "load_world('calculator'), load_world('hidden_digit')\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_fault_99_siblings_share_the_environment_seed():

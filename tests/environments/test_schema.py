@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -225,6 +225,7 @@ def test_prose_that_looks_like_a_section_is_prose():
     assert parse_docstring(text) == ("Parameters are kept.\n\nNote that this: is text.", {})
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_docstring_can_be_read(text):
     parse_docstring(text)

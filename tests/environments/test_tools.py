@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder import deadlines
@@ -59,6 +59,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.text(max_size=8) | st.just("add"), st.dictionaries(st.sampled_from("abc") | st.text(max_size=4), JSON)
 )

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.errors import ConfigError, RewardError
@@ -118,6 +118,7 @@ def test_fault_90_the_whole_group_is_seen_at_once_with_its_columns():
     assert seen == [4]
 
 
+@settings(deadline=None)
 @given(st.permutations(range(5)))
 def test_each_reward_stays_with_its_own_episode(order):
     def own(completions):
