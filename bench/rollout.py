@@ -185,9 +185,9 @@ def report(machine: str, new: int, repeats: int, rows: Sequence[str]) -> str:
             "",
             machine,
             "",
-            f"Prompts of 40 to 80 tokens, {new} new tokens each at temperature 1, prefill included; medians of "
-            f"{repeats} interleaved repeats; the prefix cache is dropped before each. Sharing: tokens decoded per "
-            "row computed.",
+            f"Prompts of 40 to 80 tokens, {new} new tokens each at temperature 1, prefill included; "
+            f"medians of {repeats} interleaved repeats; the prefix cache is dropped before each. Sharing: "
+            "tokens decoded per row computed.",
             "",
             "| type | sequences | prompts | transformers tokens/s | engine tokens/s | ratio | sharing |",
             "|---|---|---|---|---|---|---|",

@@ -52,13 +52,15 @@ def solved(trajectory: Trajectory) -> bool:
 
 def held_out(world: CheckedWorld, split: str, n: int) -> list[Task]:
     """The first `n` tasks of a split. Raises ConfigError where there are fewer."""
-    splits = list(world.splits())
-    if split not in splits:
-        raise ConfigError(f"the world has no split {split!r}; it has {', '.join(splits)}")
+    require_tasks(world, split, n)
+    return [world.get(split, i) for i in range(n)]
+
+
+def require_tasks(world: CheckedWorld, split: str, n: int) -> None:
+    """Raise ConfigError where `split` is not there or has fewer than `n` tasks."""
     count = world.count(split)
     if count < n:
         raise ConfigError(f"the split {split!r} has {count} tasks, {n} were asked for; try tasks = {count}")
-    return [world.get(split, i) for i in range(n)]
 
 
 async def evaluate(

@@ -26,6 +26,7 @@ from stepladder.types import (
     Step,
     StopReason,
     Task,
+    TextPart,
     Trajectory,
 )
 
@@ -86,18 +87,24 @@ async def rollout(
     for start in range(0, len(requests), limits.concurrency):
         wave = requests[start : start + limits.concurrency]
         # Every agent of a wave exists before the first token: what an exact engine waits for.
-        made = [agents(f"{start + k:08d}") for k in range(len(wave))]
-        jobs = [
-            asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
-            for agent, request in zip(made, wave)
-        ]
+        made: list[Agent] = []
+        jobs: list[asyncio.Future[Trajectory]] = []
         try:
+            for k in range(len(wave)):
+                made.append(agents(f"{start + k:08d}"))
+            jobs += [
+                asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
+                for agent, request in zip(made, wave)
+            ]
             played += await asyncio.gather(*jobs)
         except BaseException:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
+        finally:
+            for agent in made:  # also those whose episode was cancelled before it began
+                agent.close()
     groups = []
     for k, (group_id, task) in enumerate(tasks):
         group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
@@ -188,17 +195,23 @@ class Episode:
 
     def _cut(self, message: Message) -> Message:
         """An observation of at most `max_observation_tokens`, with a visible mark where it was cut."""
-        if not isinstance(message.content, str):
-            return message
-        text = message.content
+        if isinstance(message.content, str):
+            return replace(message, content=self._cut_text(message.content))
+        parts = [
+            replace(part, text=self._cut_text(part.text)) if isinstance(part, TextPart) else part
+            for part in message.content
+        ]
+        return replace(message, content=tuple(parts))
+
+    def _cut_text(self, text: str) -> str:
         budget = self.limits.max_observation_tokens
-        if len(text) <= budget:  # a token is at least one character here, so it fits
-            return message
+        if len(text.encode(errors="replace")) <= budget:  # a token is at least one byte, so it fits
+            return text
         kept, total = self.agent.cut(text, budget)
-        if kept == text:
-            return message
+        if total <= budget:
+            return text
         self.info["observations_cut"] = self.info.get("observations_cut", 0) + 1
-        return replace(message, content=f"{kept}\n... [cut: the first {budget} of {total} tokens]")
+        return f"{kept}\n... [cut: the first {budget} of {total} tokens]"
 
     def _record(self, stop: StopReason, failure: Failure | None, seconds: float) -> Trajectory:
         request = self.request

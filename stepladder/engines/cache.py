@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BUCKET = 32  # attention reads, and memory grows, in steps of this many positions
+BUCKET = 32  # attention reads, and the cache grows, in steps of at least this many positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +21,28 @@ class Geometry:
 
 
 def bucketed(length: int) -> int:
-    """`length` rounded up to a whole bucket."""
-    return -(-length // BUCKET) * BUCKET
+    """`length` rounded up to a whole bucket; buckets grow with it, so that at most an eighth is unused."""
+    step = max(BUCKET, 1 << max(0, length // 8).bit_length() - 1) if length >= 8 else BUCKET
+    return -(-length // step) * step
 
 
 class SlotCache:
     """`kv` is [layers, 2, rows, kv_heads, T, head_dim]; keys at index 0, values at 1.
 
     Live rows fill the slots 0 .. n-1, so that a step reads views, never gathers. What lies beyond a row's
-    own length is finite (zeros or an old row) and masked by whoever reads it.
+    own length is finite (zeros or an old row) and masked by whoever reads it. T is kept tight: oneDNN's
+    batched products copy operands that are not dense, which a slice of a longer T would be.
     """
 
     def __init__(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         self.geometry = geometry
-        self.kv = self._zeros(0, 0, dtype, device)
+        self._buffer = torch.zeros(0, dtype=dtype, device=device)
+        self.kv = self._view(0, 0)
 
-    def _zeros(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _view(self, rows: int, length: int) -> Tensor:
         g = self.geometry
-        return torch.zeros(g.layers, 2, rows, g.kv_heads, length, g.head_dim, dtype=dtype, device=device)
+        shape = (g.layers, 2, rows, g.kv_heads, length, g.head_dim)
+        return self._buffer[: math.prod(shape)].view(shape)
 
     @property
     def rows(self) -> int:
@@ -48,15 +53,22 @@ class SlotCache:
         return self.kv.shape[4]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` slots of `length` positions; grows by half at least, keeps what is there."""
+        """Make room for `rows` slots of `length` positions; keeps what is there."""
         if rows <= self.rows and length <= self.length:
             return
         new_rows = self.rows if rows <= self.rows else max(rows, self.rows * 3 // 2, 4)
-        new_length = self.length if length <= self.length else bucketed(max(length, self.length * 3 // 2))
-        old = self.kv
-        self.kv = self._zeros(new_rows, new_length, old.dtype, old.device)
+        new_length = max(self.length, bucketed(length))
+        old, g = self.kv, self.geometry
+        size = g.layers * 2 * new_rows * g.kv_heads * new_length * g.head_dim
+        if old.numel() or size > self._buffer.numel():
+            self._buffer = torch.zeros(size, dtype=old.dtype, device=old.device)
+        self.kv = self._view(new_rows, new_length)
         if old.numel():
             self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    def clear(self) -> None:
+        """No row is live: the next `reserve` may lay the same memory out anew."""
+        self.kv = self._view(0, 0)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot over another."""
@@ -72,4 +84,5 @@ class SlotCache:
 
     def free(self) -> None:
         """Give the memory back."""
-        self.kv = self._zeros(0, 0, self.kv.dtype, self.kv.device)
+        self._buffer = self._buffer.new_zeros(0)
+        self.kv = self._view(0, 0)

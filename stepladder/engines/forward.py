@@ -44,6 +44,10 @@ class Forward(Protocol):
         """The row in `slot` is gone."""
         ...
 
+    def clear(self) -> None:
+        """No row is live."""
+        ...
+
     def free(self) -> None:
         """Give the memory of the caches back."""
         ...
@@ -94,6 +98,9 @@ class ModelForward:
 
     def drop(self, slot: int) -> None:
         """A slot is reused as it is."""
+
+    def clear(self) -> None:
+        self.store.clear()
 
     def free(self) -> None:
         self.store.free()

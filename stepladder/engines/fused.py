@@ -141,6 +141,9 @@ class FusedForward:
     def drop(self, slot: int) -> None:
         """A slot is reused as it is."""
 
+    def clear(self) -> None:
+        self.store.clear()
+
     def free(self) -> None:
         self.store.free()
         self.layers = []

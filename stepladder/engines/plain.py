@@ -36,6 +36,9 @@ class PlainForward:
     def drop(self, slot: int) -> None:
         self._caches.pop(slot, None)
 
+    def clear(self) -> None:
+        self._caches.clear()
+
     def free(self) -> None:
         self._caches.clear()
 

@@ -92,6 +92,8 @@ class Scheduler:
         free = self.limits.max_rows - sum(len(row.members) for row in self.rows)
         if not self.waiting or free <= 0:
             return
+        if not self.rows:
+            self.forward.clear()
         if self.ordered:
             self.waiting.sort(key=lambda request: request.rank)
         batch, self.waiting = self.waiting[:free], self.waiting[free:]
@@ -106,6 +108,7 @@ class Scheduler:
         self.stats.prefill_saved += sum(len(ids) * len(members) for ids, members in groups)
         starts = [self._source(ids[:-1]) for ids, _ in groups]
         order = sorted(range(len(groups)), key=lambda i: starts[i] - len(groups[i][0]))
+        self.forward.reserve(len(self.rows) + len(groups), max(len(ids) for ids, _ in groups))
         first = 0
         for size in batches([len(groups[i][0]) - starts[i] for i in order], self.limits.prefill_tokens):
             chosen = order[first : first + size]

@@ -16,7 +16,8 @@ import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,21 @@ def _crc32(path: Path) -> int:
         while chunk := stream.read(1 << 22):
             value = zlib.crc32(chunk, value)
     return value
+
+
+@contextmanager
+def room_for(what: str, folder: Path) -> Iterator[None]:
+    """A full disk inside the block becomes a CheckpointError that names `what`; other errors pass."""
+    try:
+        yield
+    except Exception as error:
+        if not _disk_full(error):
+            raise
+        free = shutil.disk_usage(folder).free / 1e6
+        raise CheckpointError(
+            f"the disk is too full for {what}: {free:.1f} MB are free in {folder}; the checkpoints there are "
+            "untouched. Make room and resume."
+        ) from error
 
 
 def _disk_full(error: BaseException | None) -> bool:

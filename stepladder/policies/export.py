@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepladder.errors import CheckpointError
 from stepladder.policies.atomic import atomic_directory
+from stepladder.policies.pretrained import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,7 +54,8 @@ def export_model(
 
 def _save_network(model: Any, folder: Path) -> None:
     """`save_pretrained`, which knows tied weights; it also writes what we then overwrite."""
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     readme = folder / "README.md"  # peft writes a model card of empty headings
     readme.unlink(missing_ok=True)
 

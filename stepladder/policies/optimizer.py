@@ -91,14 +91,14 @@ class MasterOptimizer:
     # -- state, as plain tensors for safetensors ------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments, by name. The step count is `adam.step` (one number for all)."""
+        """Masters, moments and step counts, by name; a parameter without gradients so far has no moments."""
         out = {f"master/{name}": t.detach() for name, t in self.masters.items()}
         for name, t in self.masters.items():
             state = self.adam.state.get(t)
             if state:
                 out[f"exp_avg/{name}"] = state["exp_avg"]
                 out[f"exp_avg_sq/{name}"] = state["exp_avg_sq"]
-                out["adam.step"] = state["step"].reshape(1)
+                out[f"step/{name}"] = state["step"].reshape(1)
         return out
 
     @torch.no_grad()
@@ -115,7 +115,7 @@ class MasterOptimizer:
             master.copy_(saved)
             if f"exp_avg/{name}" in tensors:
                 self.adam.state[master] = {
-                    "step": tensors["adam.step"].clone().reshape(()),
+                    "step": tensors[f"step/{name}"].clone().reshape(()),
                     "exp_avg": tensors[f"exp_avg/{name}"].clone(),
                     "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].clone(),
                 }
@@ -130,9 +130,16 @@ def warmup_then_constant(step: int, *, peak: float, warmup: int) -> float:
 
 
 def warmup_then_linear(step: int, *, peak: float, warmup: int, total: int) -> float:
-    """Linear warm-up, then linear decay that reaches exactly 0 at the last of `total` steps."""
+    """Linear warm-up to the peak, then linear decay that reaches exactly 0 at the last of `total` steps.
+
+    All are optimiser steps, counted from 0. Raises ConfigError where the warm-up leaves no room for it.
+    """
+    if total <= max(1, warmup):
+        raise ConfigError(
+            f"a warm-up of {warmup} steps leaves no decay in {total} steps; try warmup={max(0, total // 10)}"
+            f"{' and at least 2 steps' if total < 2 else ''}"
+        )
     if step < warmup:
         return peak * (step + 1) / warmup
-    if total - 1 <= warmup:
-        return peak
-    return peak * max(0.0, (total - 1 - step) / (total - 1 - warmup))
+    first = max(warmup - 1, 0)  # the step that has the peak
+    return peak * max(0.0, (total - 1 - step) / (total - 1 - first))

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.data.batching import pack
-from stepladder.errors import ConfigError, InvariantError
+from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
+from stepladder.policies.pretrained import zero_dropout
 from stepladder.types import TrainingSample
 
 log = logging.getLogger("stepladder")
@@ -54,7 +55,8 @@ class Policy:
         self.tokenizer = tokenizer
         self.lm: Any = whole.get_base_model() if hasattr(model, "peft_config") else whole
         self.lm.set_attn_implementation(NAME)
-        _no_dropout(self.lm)
+        self.lm.eval()
+        zero_dropout(self.lm)  # ratio 1 needs one function for behaviour and current log-probabilities
         self.mode: Mode = mode or self._probe()
 
     @property
@@ -160,7 +162,14 @@ class Policy:
         scored = sum(s.num_trained for s in samples)
         # bf16 rounds each layer's output in whatever order it was computed; an error of layout is nats.
         tolerance = 1e-4 if self.dtype == torch.float32 else 0.15
-        candidates: list[Mode] = ["packed", "padded"] if _full_attention(self.lm.config) else ["padded"]
+        candidates: list[Mode] = ["packed", "padded"]
+        if not _full_attention(self.lm.config):
+            log.warning(
+                "packing and shared prefixes are off for this model (%s): some of its layers do not attend "
+                "to the whole sequence",
+                self.lm.config.model_type,
+            )
+            candidates = ["padded"]
         for mode in candidates:
             self.mode = mode
             try:
@@ -218,13 +227,3 @@ def _full_attention(config: Any) -> bool:
     if kinds is not None:
         return all(kind == "full_attention" for kind in kinds)
     return getattr(text, "sliding_window", None) is None
-
-
-def _no_dropout(model: nn.Module) -> None:
-    """Ratio 1 needs dropout off: behaviour and current log-probabilities must come from one function."""
-    model.eval()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            module.p = 0.0
-    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
-        raise InvariantError("a dropout layer kept a probability above 0")

@@ -70,7 +70,7 @@ def load_model(
     _zero_config_dropout(config)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -165,8 +165,8 @@ def _zero_config_dropout(config: Any) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Loading takes under a second; transformers' bars would only break our own display."""
+def no_progress_bars() -> Iterator[None]:
+    """Loading and saving take about a second; transformers' bars would only break our own display."""
     from transformers.utils import logging as hf_logging
 
     shown = hf_logging.is_progress_bar_enabled()

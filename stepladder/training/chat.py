@@ -15,7 +15,7 @@ from stepladder.environments.tools import ToolBox
 from stepladder.errors import ConfigError
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import derive_seed
-from stepladder.training.evaluate import model_folder, run_environment
+from stepladder.training.evaluate import model_folder, run_sections
 from stepladder.training.setup import Workbench, prepare
 from stepladder.types import Message, Tool
 
@@ -25,19 +25,14 @@ MAX_CALLS = 8  # model calls that one line of the user may set off
 def chat_with(model: str, *, environment: str | None, temperature: float, max_tokens: int) -> None:
     """Read lines until end of file; "/new" starts over. The tools are those of the environment."""
     if environment is not None:
-        section: dict[str, Any] = {"name": environment}
+        sections: dict[str, Any] = {"environment": {"name": environment}}
     elif (Path(model) / RECIPE).is_file():
-        section = run_environment(Path(model))
+        sections = run_sections(Path(model))
     else:
         raise ConfigError("say whose tools the model may use: --env calculator")
-    recipe = eval_recipe(
-        {
-            "model": {"name": str(model_folder(model))},
-            "environment": section,
-            "rollout": {"max_tokens": max_tokens, "max_context": max(2048, 4 * max_tokens)},
-            "run": {"exact": False},
-        }
-    )
+    sections |= {"model": {"name": str(model_folder(model))}, "run": {"exact": False}}
+    sections["rollout"] = {**sections.get("rollout", {}), "max_tokens": max_tokens}
+    recipe = eval_recipe(sections)
     console = Console()
     with contextlib.closing(prepare(recipe)) as bench:
         system, tools = bench.runner.run(_opening(bench))
@@ -98,8 +93,13 @@ class Chat:
             if act.message is None:
                 self.console.print("(the context is full; /new starts over)", style="yellow")
                 return
-            if act.message.text:
-                self.console.print("model: ", act.message.text, sep="", markup=False, highlight=False)
+            said = act.message.text or ("" if act.message.tool_calls else "(nothing)")
+            if said:
+                self.console.print("model: ", said, sep="", markup=False, highlight=False)
+            if act.finish_reason != "stop":
+                self.console.print("(cut off; --max-tokens allows more)", style="yellow")
+                self.restart()
+                return
             if not act.message.tool_calls:
                 return
             results = await self.toolbox.call_all(act.message.tool_calls)

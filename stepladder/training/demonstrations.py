@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from stepladder.config import SftSection
 from stepladder.data.datasets import read_demonstrations
-from stepladder.errors import ConfigError, DataError
 from stepladder.training.setup import Workbench
 from stepladder.types import Message, Tool, TrainingSample
 
@@ -16,24 +15,14 @@ def sft_samples(
 ) -> tuple[list[TrainingSample], list[TrainingSample]]:
     """(training, validation) samples; the two hold no conversation in common.
 
-    Raises ConfigError where the environment makes none, DataError where nothing is left to train on.
+    That the world makes demonstrations and the file has enough of them, `check_world` has seen to.
     """
     if settings.data is not None:
         rows = [(r.messages, r.tools) for r in read_demonstrations(settings.data)]
-        if len(rows) <= settings.validation:
-            raise DataError(
-                f"{settings.data} has {len(rows)} conversations, sft.validation holds back "
-                f"{settings.validation}; try sft.validation = {max(0, len(rows) // 5)}"
-            )
         cut = len(rows) - settings.validation
         train, held = rows[:cut], rows[cut:]
     else:
-        make = getattr(bench.world, "demonstrations", None)
-        if make is None:
-            raise ConfigError(
-                f"sft.demonstrations asks the environment {bench.recipe.environment.name!r} for "
-                "demonstrations, but it has no demonstrations(count, seed) method; add one, or give sft.data"
-            )
+        make = bench.world.demonstrations
         tools = opening_tools(bench)
         train = [(c, tools) for c in make(settings.demonstrations, seed)]
         shown = {_key(c) for c, _ in train}

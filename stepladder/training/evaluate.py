@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def evaluate_model(
         raise ConfigError("name the model that the endpoint serves: --endpoint-model NAME")
     sections: dict[str, Any] = {"environment": {"name": environment}, "run": {"seed": seed}}
     if not remote:
+        sections = _trained_with(model, environment) | {"run": {"seed": seed}}
         sections["model"] = {"name": str(model_folder(model))}
     recipe = eval_recipe(sections, overrides)
     with _agents(recipe, model if remote else None, endpoint_model, temperature) as (runner, world, agents):
@@ -132,10 +133,17 @@ def _write(out: Path, trajectories: Sequence[Trajectory]) -> None:
             file.write(encode_line(trajectory_to_dict(trajectory)))
 
 
-def run_environment(path: Path) -> dict[str, Any]:
-    """The [environment] section of a run, for commands that are given only its folder."""
-    import tomllib
-
+def run_sections(path: Path) -> dict[str, Any]:
+    """The [environment] and [rollout] sections of a run."""
     data = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
-    section: dict[str, Any] = json.loads(json.dumps(data["environment"]))
-    return section
+    return {key: data[key] for key in ("environment", "rollout") if key in data}
+
+
+def _trained_with(model: str, environment: str) -> dict[str, Any]:
+    """A run is evaluated under the limits it was trained with, and in its world under the same options."""
+    if not (Path(model) / RECIPE).is_file():
+        return {"environment": {"name": environment}}
+    sections = run_sections(Path(model))
+    if sections["environment"]["name"] != environment:
+        sections["environment"] = {"name": environment}
+    return sections

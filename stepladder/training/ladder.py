@@ -9,7 +9,11 @@ so a resumed run's files have every step once.
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import math
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +21,16 @@ from typing import Any
 import torch
 
 from stepladder.config import Recipe, parse_recipe
-from stepladder.errors import CheckpointError, ConfigError, RunStopped
+from stepladder.errors import CheckpointError, RunStopped, StepladderError
 from stepladder.evaluation import Evaluation, WithExamples, evaluate, held_out
 from stepladder.plugins import import_path
-from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_tensors
+from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.reports.write import write_reports
 from stepladder.training.demonstrations import sft_samples
+from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
@@ -36,8 +41,11 @@ from stepladder.training.tasks import TaskSampler
 from stepladder.training.tracking import open_tracker, require_tracker
 from stepladder.types import Group
 
+log = logging.getLogger("stepladder")
+
 TENSORS = "state.safetensors"
 REFERENCE = "reference.safetensors"
+SFT_CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
 
 def train(
@@ -59,6 +67,7 @@ def train(
         recipe = parse_recipe(sections)
     require_tracker(recipe.run.track)
     path = Path(recipe.run.out) / recipe.run.name
+    RunFolder.check_new(path, overwrite=overwrite)
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)
@@ -71,7 +80,7 @@ def train(
 def resume(path: Path, *, display: Display | None = None) -> Path:
     """Continue a run from its newest whole checkpoint, or from its start where there is none."""
     with RunFolder.open(path) as folder:
-        recipe = Recipe.model_validate(folder.recipe())
+        recipe = parse_recipe(folder.recipe())
         with contextlib.closing(prepare(recipe)) as bench:
             Ladder(bench, recipe, folder, display or Display()).climb()
     return path
@@ -93,6 +102,7 @@ class Ladder:
         )
         self.count = 0  # checkpoints and steps of all rungs, so that checkpoint names only grow
         self.rung = "start"
+        self.saved_at = time.monotonic()
         self.sft = SftState()
         self.rl = RlState()
         self.sampler: TaskSampler | None = None
@@ -102,17 +112,34 @@ class Ladder:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
         self._restore()
         try:
-            self._climb()
-        except KeyboardInterrupt:
-            if self.optimizer is not None:
-                self._save()
-            raise RunStopped(
-                f"stopped by Ctrl-C at {self.rung} step {self._step()}; everything up to there is saved. "
-                f"Go on with: stepladder resume {self.folder.path}"
-            ) from None
+            self._climb_or_stop()
+        except BaseException:
+            try:
+                self.report()
+            except (OSError, StepladderError) as error:  # must not hide what ended the run
+                log.warning("the report of %s could not be written: %s", self.folder.path, error)
+            raise
         finally:
             self.tracker.close()
-            self.report()
+        self.report()
+
+    def _climb_or_stop(self) -> None:
+        go_on = f"Go on with: stepladder resume {self.folder.path}"
+        try:
+            with stoppable():
+                self._climb()
+        except Abandoned:  # weights and counters may be half a step apart
+            raise RunStopped(
+                f"stopped at once by a second Ctrl-C; the newest checkpoint is kept. {go_on}"
+            ) from None
+        except KeyboardInterrupt:
+            if self.optimizer is None:
+                raise RunStopped(f"stopped by Ctrl-C before any training. {go_on}") from None
+            self._save()
+            raise RunStopped(
+                f"stopped by Ctrl-C at {self.rung} step {self._step()}; everything up to there is saved. "
+                f"{go_on}"
+            ) from None
 
     def _climb(self) -> None:
         e = self.recipe.evaluation
@@ -128,7 +155,8 @@ class Ladder:
             self._climb_rl()
             self._evaluate("rl", self.rl.step, e.tasks)
         self.display.status("saving the model")
-        export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
+        with room_for("the trained model", self.folder.path):
+            export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
 
     # -- rungs ----------------------------------------------------------------------------------------
 
@@ -145,7 +173,8 @@ class Ladder:
 
             def on_epoch(state: SftState) -> None:
                 self.sft = state
-                self._save()
+                if time.monotonic() - self.saved_at >= SFT_CHECKPOINT_SECONDS:
+                    self._save()
 
             self.sft = run_sft(
                 self.bench.policy,
@@ -201,21 +230,19 @@ class Ladder:
     @contextlib.contextmanager
     def _training(self, rung: str, max_grad_norm: float) -> Iterator[MasterOptimizer]:
         """The rung's optimiser, with the restored state if the run was resumed inside this rung."""
-        optimizer = self.optimizer
-        if optimizer is None or self.rung != rung:
-            if optimizer is not None:
-                optimizer.close()
-            optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=max_grad_norm)
-        optimizer.max_grad_norm = max_grad_norm
-        if not self.rung.endswith("-done") or not self.rung.startswith(rung):
-            self.rung = rung
-        self.optimizer = optimizer
+        with uninterrupted():  # the name of the rung and its optimiser change together
+            optimizer = self.optimizer
+            if optimizer is None or self.rung != rung:
+                if optimizer is not None:
+                    optimizer.close()
+                optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=max_grad_norm)
+            if self.rung != f"{rung}-done":
+                self.rung = rung
+            self.optimizer = optimizer
         yield optimizer
 
     def _reference(self) -> Policy:
         """The policy as it was when RL began, for the KL term; kept in the run folder."""
-        import copy
-
         path = self.folder.path / REFERENCE
         model = copy.deepcopy(self.bench.policy.model)
         names = dict(model.named_parameters())
@@ -224,8 +251,16 @@ class Ladder:
             with torch.no_grad():
                 for name, tensor in saved.items():
                     names[name].copy_(tensor)
+        elif self.rl.step:
+            raise CheckpointError(
+                f"{path} is gone: it holds the model that RL began with, which the KL term is measured from; "
+                "put it back, or start the run anew"
+            )
         else:
-            save_tensors(path, {n: p.detach() for n, p in names.items() if p.requires_grad})
+            aside = path.with_name(f".{REFERENCE}.new")
+            with room_for("the reference model", self.folder.path):
+                save_tensors(aside, {n: p.detach() for n, p in names.items() if p.requires_grad})
+            os.replace(aside, path)  # a kill while it is written leaves no half of it
         model.requires_grad_(False)
         return Policy(model, self.bench.policy.tokenizer, mode=self.bench.policy.mode)
 
@@ -243,7 +278,7 @@ class Ladder:
         e = self.recipe.evaluation
         world = self.bench.world
         if examples:
-            world = WithExamples(world, _demonstrations(world, examples, self.recipe.run.seed + 2))
+            world = WithExamples(world, world.demonstrations(examples, self.recipe.run.seed + 2))
         tasks = held_out(self.bench.world, e.split, n)
         self.display.start(f"evaluating {rung}", len(tasks), 0, unit="tasks")
         result = self.bench.runner.run(
@@ -270,11 +305,13 @@ class Ladder:
     def _save(self) -> None:
         assert self.optimizer is not None
         tensors = self.optimizer.tensors()
-        tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
+        if not self.sft.at_best:  # else the masters are the best weights
+            tensors |= {f"best/{name}": t for name, t in self.sft.best.items()}
         state = {
             "rung": self.rung,
             "count": self.count + 1,
             "sft": self.sft.plain(),
+            "sft_at_best": self.sft.at_best,
             "rl": self.rl.plain(),
             "sampler": self.sampler.state() if self.sampler else None,
             "engine_version": self.bench.engine.version,
@@ -283,6 +320,7 @@ class Ladder:
         self.count += 1
         self.display.status("checkpoint")
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
+        self.saved_at = time.monotonic()
 
     def _restore(self) -> None:
         latest = self.store.latest()
@@ -302,7 +340,8 @@ class Ladder:
         self.optimizer = MasterOptimizer(self.bench.policy.trainable(), max_grad_norm=settings.max_grad_norm)
         self.optimizer.load(tensors)
         self.sft = SftState(**state["sft"])
-        self.sft.best = {k.removeprefix("best/"): t for k, t in tensors.items() if k.startswith("best/")}
+        kept = "master/" if state["sft_at_best"] else "best/"
+        self.sft.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
         self.rl = RlState(**state["rl"])
         if state["sampler"] is not None and self.recipe.rl is not None:
             self.sampler = TaskSampler(
@@ -314,7 +353,8 @@ class Ladder:
 
     def report(self) -> None:
         """Write summary.txt and report.html from what is in the folder."""
-        write_reports(self.folder.path)
+        with room_for("the report", self.folder.path):
+            write_reports(self.folder.path)
 
 
 def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:
@@ -340,14 +380,3 @@ def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decod
         "temperature": result.temperature,
         "examples": [trajectory_to_dict(t, decode=decode) for t in chosen[:keep]],
     }
-
-
-def _demonstrations(world: Any, count: int, seed: int) -> list[Any]:
-    make = getattr(world, "demonstrations", None)
-    if make is None:
-        raise ConfigError(
-            "evaluation.few_shot needs worked examples, but this environment has no demonstrations(count, "
-            "seed) method; add one, or set evaluation.few_shot = 0"
-        )
-    examples: list[Any] = make(count, seed)
-    return examples

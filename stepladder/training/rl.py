@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,19 +58,24 @@ def run_rl(
     temperature = bench.recipe.rollout.temperature
     while state.step < settings.steps and not _finished(settings, state):
         began = time.monotonic()
-        tasks = sampler.next(settings.tasks_per_step)
-        groups = bench.runner.run(
-            rollout(
-                bench.agents(temperature),
-                bench.world,
-                tasks,
-                group_size=settings.group_size,
-                limits=bench.limits,
-                seed=seed,
-                scorer=bench.scorer,
-                on_trajectory=on_trajectory,
+        bench.engine.stats()  # what an evaluation did is not this step's
+        mark = sampler.state()
+        try:
+            groups = bench.runner.run(
+                rollout(
+                    bench.agents(temperature),
+                    bench.world,
+                    sampler.next(settings.tasks_per_step),
+                    group_size=settings.group_size,
+                    limits=bench.limits,
+                    seed=seed,
+                    scorer=bench.scorer,
+                    on_trajectory=on_trajectory,
+                )
             )
-        )
+        except BaseException:
+            sampler.load(mark)  # tasks that nothing was learned from are drawn again by a resumed run
+            raise
         sampled_at = time.monotonic()
         with uninterrupted():
             refuse_dead_world(groups)
@@ -80,9 +84,11 @@ def run_rl(
             metrics |= _engine_metrics(bench.engine.stats())
             metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
             updated_at = time.monotonic()
-            bench.engine.sync(state.step + 1)
+            bench.engine.sync(bench.engine.version + 1)
             for group in groups:
-                sampler.observe(group.task.domain, _success(group.trajectories))
+                whole = [t for t in group.trajectories if t.failure is None]
+                if whole:  # a group that failed as a whole says nothing about its domain
+                    sampler.observe(group.task.domain, sum(map(solved, whole)) / len(whole))
             state.step += 1
             state.history.append(metrics["success"])
             done = time.monotonic()
@@ -116,6 +122,10 @@ def _updates(
     metrics: Metrics = {"learning_rate": rate}
     if not batch.samples:
         return {**metrics, "updated": 0.0, "grad_norm": 0.0}
+
+    def on_policy(measured: Metrics) -> None:
+        check_on_policy(measured, exact_limit=1e-3 if exact else None, mean_limit=0.25)
+
     for update in range(settings.updates_per_batch):
         got = rl_update(
             bench.policy,
@@ -128,9 +138,9 @@ def _updates(
             correction=correction,
             constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
             reference=reference,
+            before_step=on_policy if update == 0 else None,
         )
         if update == 0:
-            check_on_policy(got, exact_limit=1e-3 if exact else None, mean_limit=0.25)
             metrics |= got
         else:  # the ratio and the clips only mean something once the weights have moved
             metrics |= {k: v for k, v in got.items() if k.startswith(("ratio", "clip", "approx_kl"))}
@@ -142,15 +152,16 @@ def _updates(
 def make_batch(groups: Sequence[Group], row: Algorithm) -> RlBatch:
     """Rewards to advantages to rows. Failed and unscored trajectories take no part, and count for nothing.
 
-    A group with fewer than two scored members has no baseline and is left out.
+    Neither do episodes in which the policy said nothing (no room for a single token). A group with fewer
+    than two members left has no baseline and is left out.
     """
     trajectories: list[Trajectory] = []
     group_of: list[int] = []
     for g, group in enumerate(groups):
-        scored = [t for t in group.trajectories if t.failure is None and t.score.value is not None]
-        if len(scored) >= 2 or row.advantage == "constant":
-            trajectories += [t for t in scored if t.samples]
-            group_of += [g] * sum(bool(t.samples) for t in scored)
+        usable = [t for t in group.trajectories if _usable(t)]
+        if len(usable) >= 2 or row.advantage == "constant":
+            trajectories += usable
+            group_of += [g] * len(usable)
     empty = torch.zeros(0)
     if not trajectories:
         return RlBatch([], empty, empty.long(), empty.long())
@@ -226,9 +237,9 @@ def _finished(settings: RlSection, state: RlState) -> bool:
     return wanted is not None and len(recent) == 5 and sum(recent) / 5 >= wanted
 
 
-def _success(trajectories: Sequence[Trajectory]) -> float:
-    whole = [t for t in trajectories if t.failure is None]
-    return sum(solved(t) for t in whole) / len(whole) if whole else math.nan
+def _usable(trajectory: Trajectory) -> bool:
+    scored = trajectory.failure is None and trajectory.score.value is not None
+    return scored and any(sample.num_trained for sample in trajectory.samples)
 
 
 def _value(trajectory: Trajectory) -> float:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tomllib
 import warnings
@@ -65,16 +66,7 @@ class RunFolder:
         """
         path = Path(path)
         recipe = to_toml(resolved_recipe)  # fails before anything is touched
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"the run folder {path} is a file; choose another name.")
-        inside = [child for child in path.iterdir() if child.name != LOCK] if path.is_dir() else []
-        if inside and not overwrite:
-            raise ConfigError(
-                f"the run folder {path} exists; continue it with `stepladder resume {path}`, choose another "
-                "name, or set overwrite = true to delete it."
-            )
-        if inside and not (path / RECIPE).is_file():
-            raise ConfigError(f"{path} is no run folder (no {RECIPE}), so overwrite will not delete it.")
+        inside = cls.check_new(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
         lock = _acquire(path)
         try:
@@ -89,6 +81,25 @@ class RunFolder:
         except BaseException:
             lock.release()
             raise
+
+    @staticmethod
+    def check_new(path: Path, *, overwrite: bool) -> list[Path]:
+        """What `create` would delete in `path`. Raises ConfigError like `create`, and touches nothing."""
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"the run folder {path} is a file; choose another name.")
+        inside = [child for child in path.iterdir() if child.name != LOCK] if path.is_dir() else []
+        whole = (path / RECIPE).is_file()
+        # Without a recipe: all that `create` had made when it was killed.
+        if not inside or (not whole and all(_begun(child) for child in inside)):
+            return inside
+        if not overwrite:
+            raise ConfigError(
+                f"the run folder {path} exists; continue it with `stepladder resume {path}`, choose another "
+                "name, or set overwrite = true to delete it."
+            )
+        if not whole:
+            raise ConfigError(f"{path} is no run folder (no {RECIPE}), so overwrite will not delete it.")
+        return inside
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -207,6 +218,13 @@ class RunFolder:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
+
+
+def _begun(path: Path) -> bool:
+    """Is this one of the things that `create` makes before the recipe, with nothing of the user's in it?"""
+    if path.name in ("trajectories", "checkpoints"):
+        return path.is_dir() and not any(path.iterdir())
+    return path.name == "environment.json" or re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
 
 
 def _write_all(stream: BinaryIO, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
 from stepladder.policies.tiny import tiny_model
 from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
+from stepladder.training.checks import check_world
 from stepladder.types import Group
 
 
@@ -48,9 +50,11 @@ class Workbench:
 
     def close(self) -> None:
         """End the compute thread, the world and the event loop."""
-        self.runner.run(self.engine.close())
-        self.runner.run(self.world.teardown())
-        self.runner.close()
+        with self.runner:
+            try:
+                self.runner.run(self.engine.close())
+            finally:
+                self.runner.run(self.world.teardown())
 
 
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
@@ -58,26 +62,32 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     set_threads(recipe.run.threads)
     if recipe.run.exact:
         torch.use_deterministic_algorithms(True)
+        # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     world = load_world(
         recipe.environment.name, deadline=recipe.rollout.deadline, **recipe.environment.options
     )
-    runner = asyncio.Runner()
-    runner.run(world.setup())
     scorer = _scorer(recipe)
-    policy = build_policy(recipe)
-    if recipe.model.lora is not None:
-        policy = _with_lora(policy, recipe)
-    elif not recipe.model.train_embeddings:
-        policy.freeze_embeddings()
-    renderer = make_renderer(policy)
-    limits = limits_of(recipe)
-    engine = LocalEngine(
-        policy.model,
-        max_context=recipe.rollout.max_context,
-        exact=recipe.run.exact,
-        pad_token_id=policy.tokenizer.pad_token_id or 0,
-    )
-    return Workbench(recipe, world, policy, renderer, engine, limits, scorer, runner)
+    with contextlib.ExitStack() as undo:
+        runner = undo.enter_context(asyncio.Runner())
+        runner.run(world.setup())
+        undo.callback(lambda: runner.run(world.teardown()))
+        if isinstance(recipe, Recipe):
+            check_world(recipe, world)
+        policy = build_policy(recipe)
+        if recipe.model.lora is not None:
+            policy = _with_lora(policy, recipe)
+        elif not recipe.model.train_embeddings:
+            policy.freeze_embeddings()
+        renderer = make_renderer(policy)
+        engine = LocalEngine(
+            policy.model,
+            max_context=recipe.rollout.max_context,
+            exact=recipe.run.exact,
+            pad_token_id=policy.tokenizer.pad_token_id or 0,
+        )
+        undo.pop_all()
+    return Workbench(recipe, world, policy, renderer, engine, limits_of(recipe), scorer, runner)
 
 
 def limits_of(recipe: Recipe | EvalRecipe) -> Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from stepladder.config import SftSection
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
+from stepladder.training.interrupt import uninterrupted
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import TrainingSample
 
@@ -24,17 +26,26 @@ class SftState:
 
     epoch: int = 0
     step: int = 0
+    seconds: float = 0.0
     best_loss: float | None = None  # None: nothing validated yet
-    best_epoch: int = -1
+    best_epoch: int = 0  # 0: the model that SFT began with
+    best_step: int = 0
     best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
 
     def plain(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "step": self.step,
+            "seconds": self.seconds,
             "best_loss": self.best_loss,
             "best_epoch": self.best_epoch,
+            "best_step": self.best_step,
         }
+
+    @property
+    def at_best(self) -> bool:
+        """Are the present weights the best ones?"""
+        return bool(self.best) and self.best_step == self.step
 
 
 def run_sft(
@@ -51,42 +62,67 @@ def run_sft(
 ) -> SftState:
     """Train until `patience` epochs brought no better validation loss, then put the best weights back.
 
-    `on_epoch` is where a checkpoint is taken. Raises DataError on an empty dataset.
+    The best weights are those SFT began with where no epoch made them better. `state` may lie inside an
+    epoch (a Ctrl-C fell there): its remaining batches come first. `on_epoch` is where a checkpoint is taken.
+    Raises DataError on an empty dataset.
     """
     if not samples:
         raise DataError("there is nothing to train on: the demonstrations are empty; give at least one")
-    started = time.monotonic()
     if held_out and state.best_loss is None:
-        state.best_loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-    while state.epoch < settings.epochs:
+        _validate(policy, optimizer, held_out, settings, state)
+    per_epoch = math.ceil(len(samples) / settings.batch_size)
+    while state.epoch < settings.epochs and not _finished(settings, state, bool(held_out)):
         order = list(range(len(samples)))
         random.Random(f"{seed}/{state.epoch}").shuffle(order)
-        for start in range(0, len(order), settings.batch_size):
-            chosen = [samples[i] for i in order[start : start + settings.batch_size]]
+        for batch in range(state.step - state.epoch * per_epoch, per_epoch):
+            chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
             rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
-            began = time.monotonic()
-            metrics = sft_update(
-                policy, optimizer, chosen, learning_rate=rate, token_budget=settings.token_budget
-            )
-            seconds = time.monotonic() - began
-            state.step += 1
-            metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
-            on_step(state.step, metrics)
-        state.epoch += 1
-        if held_out:
-            began = time.monotonic()
-            loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-            seconds = time.monotonic() - began
-            on_step(state.step, {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds})
-            better = state.best_loss is None or loss < state.best_loss - settings.min_improvement
-            if better:
-                state.best_loss, state.best_epoch = loss, state.epoch
-                state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
-        on_epoch(state)
-        if held_out and state.epoch - max(state.best_epoch, 0) >= settings.patience:
-            break
-        if settings.max_minutes is not None and time.monotonic() - started > settings.max_minutes * 60:
-            break
+            with uninterrupted():
+                began = time.monotonic()
+                metrics = sft_update(
+                    policy,
+                    optimizer,
+                    [samples[i] for i in chosen],
+                    learning_rate=rate,
+                    token_budget=settings.token_budget,
+                )
+                seconds = time.monotonic() - began
+                state.step += 1
+                state.seconds += seconds
+                metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
+                on_step(state.step, metrics)
+        with uninterrupted():
+            state.epoch += 1
+            if held_out:
+                began = time.monotonic()
+                loss = _validate(policy, optimizer, held_out, settings, state)
+                seconds = time.monotonic() - began
+                state.seconds += seconds
+                metrics = {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds}
+                on_step(state.step, metrics)
+            on_epoch(state)
     if state.best:
         optimizer.load({f"master/{name}": t for name, t in state.best.items()})
     return state
+
+
+def _validate(
+    policy: Policy,
+    optimizer: MasterOptimizer,
+    held_out: Sequence[TrainingSample],
+    settings: SftSection,
+    state: SftState,
+) -> float:
+    """The validation loss; the weights are kept where it is the best so far, by `min_improvement`."""
+    loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
+    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
+        state.best_loss, state.best_epoch, state.best_step = loss, state.epoch, state.step
+        state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
+    return loss
+
+
+def _finished(settings: SftSection, state: SftState, validated: bool) -> bool:
+    """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
+    if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
+        return True
+    return validated and state.epoch - state.best_epoch >= settings.patience

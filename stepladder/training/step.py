@@ -5,7 +5,7 @@ The denominators belong to the whole step, so how the batch is cut does not chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,12 +90,15 @@ def rl_update(
     correction: Correction,
     constant: float | None = None,
     reference: Policy | None = None,
+    before_step: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
     """One update of `batch` by the algorithm `row`.
 
     Samples without advantage are skipped where nothing else (a KL term) gives them a gradient; they stay
     in the denominators. At the first update of a batch the proximal log-probabilities are the current
-    ones. Returns metrics with `updated` 0.0 when no sample had a signal: then no step was taken.
+    ones. `before_step` sees the metrics while the weights are still those that were measured; what it raises
+    leaves them untouched. Returns metrics with `updated` 0.0 when no sample had a signal: then no step was
+    taken. Raises ValueError for a KL term in the loss without a `reference`.
     """
     lengths = torch.tensor([s.num_trained for s in batch.samples])
     denominators = step_denominators(
@@ -106,9 +109,17 @@ def rl_update(
         constant=constant,
     )
     with_kl = row.kl_in == "loss" and row.kl_coefficient > 0
+    if with_kl and reference is None:
+        raise ValueError(
+            f"{row.name!r} has a KL term in its loss (coefficient {row.kl_coefficient:g}); give the "
+            "reference policy, or a row with kl_coefficient=0"
+        )
     live = [i for i in range(len(batch.samples)) if with_kl or float(batch.advantages[i]) != 0.0]
     if not live:
-        return {"updated": 0.0, "grad_norm": 0.0, "loss": 0.0}
+        measured = _measured(policy, batch.samples, temperature, token_budget)
+        if before_step is not None:
+            before_step(measured)
+        return {**measured, "updated": 0.0, "grad_norm": 0.0, "loss": 0.0}
     samples = [batch.samples[i] for i in live]
     parts: list[dict[str, Tensor]] = []
     loss_sum, computed = 0.0, 0
@@ -145,8 +156,14 @@ def rl_update(
         loss_sum += float(loss.detach())
         computed += scores.tokens_computed
         parts.append(metrics)
-    norm = optimizer.step(learning_rate)
     merged = _floats(merge_metrics(parts))
+    if before_step is not None:
+        try:
+            before_step(merged)
+        except BaseException:
+            optimizer.clear()
+            raise
+    norm = optimizer.step(learning_rate)
     extra = {"loss": loss_sum, "grad_norm": norm, "updated": 1.0, "tokens_computed": float(computed)}
     return {**merged, **extra}
 
@@ -158,8 +175,8 @@ def check_on_policy(metrics: Metrics, *, exact_limit: float | None, mean_limit: 
     its mean (an engine in another precision). Raises InvariantError with what to look at.
     """
     worst, mean = metrics.get("log_ratio_abs_max", 0.0), metrics.get("log_ratio_abs", 0.0)
-    over = worst > exact_limit if exact_limit is not None else mean > mean_limit
-    if not over:
+    within = worst <= exact_limit if exact_limit is not None else mean <= mean_limit
+    if within:  # NaN is not
         return
     allowed = f"{exact_limit:g} for each" if exact_limit is not None else f"{mean_limit:g} on average"
     raise InvariantError(
@@ -176,6 +193,21 @@ def behaviour_logprobs(samples: Sequence[TrainingSample], scores: Scores) -> Ten
     for b, sample in enumerate(samples):
         out[b, : len(sample.token_ids)] = torch.tensor(sample.behaviour_logprobs, dtype=torch.float64).float()
     return out.to(scores.logprobs.device)
+
+
+@torch.no_grad()
+def _measured(
+    policy: Policy, samples: Sequence[TrainingSample], temperature: float, token_budget: int
+) -> Metrics:
+    """How far sampler and policy are apart, on a first part of a batch that gives no gradient.
+
+    Without it an engine on the wrong weights, which earns nothing, would never be found.
+    """
+    if not samples:
+        return {}
+    chosen = [samples[i] for i in micro_batches(samples, token_budget)[0]]
+    scores = policy.logprobs(chosen, temperature=temperature)
+    return _floats(_distances(scores, behaviour_logprobs(chosen, scores)))
 
 
 def _proximal(batch: RlBatch, rows: list[int], scores: Scores) -> Tensor:

@@ -1,0 +1,116 @@
+"""Which tasks come next: each once an epoch, none lost on resume, dull domains seldom, none never."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepladder.environments.environment import CheckedWorld, as_world
+from stepladder.errors import ConfigError
+from stepladder.training.tasks import TaskSampler, _weight
+
+
+class Nothing:
+    def reward(self, answer: str) -> float:
+        return 0.0
+
+
+def world(count: int, domains: int = 1) -> CheckedWorld:
+    rows = [{"prompt": str(i), "domain": f"d{i % domains}"} for i in range(count)]
+    return as_world(Nothing, tasks={"train": rows})
+
+
+def sampler(count: int, *, mode: Any = "uniform", seed: int = 0, domains: int = 1) -> TaskSampler:
+    return TaskSampler(world(count, domains), "train", mode=mode, seed=seed)
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(1, 60), n=st.integers(1, 9), seed=st.integers(0, 5), epochs=st.integers(1, 3))
+def test_every_task_once_an_epoch(count: int, n: int, seed: int, epochs: int) -> None:
+    one = sampler(count, seed=seed)
+    drawn: list[str] = []
+    while len(drawn) < count * epochs:
+        drawn += [task.id for _, task in one.next(n)]
+    for epoch in range(epochs):
+        assert len(set(drawn[epoch * count : (epoch + 1) * count])) == count
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=2, max_size=8),
+    cut=st.integers(0, 7),
+    mode=st.sampled_from(["uniform", "adaptive"]),
+    successes=st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=8, max_size=8),
+)
+def test_a_resumed_sampler_goes_on_where_it_was(
+    sizes: list[int], cut: int, mode: str, successes: list[float]
+) -> None:
+    """Fault 109: nothing is drawn twice or lost, whatever was observed before."""
+
+    def steps(one: TaskSampler, which: range) -> list[list[str]]:
+        out = []
+        for k in which:
+            drawn = one.next(sizes[k])
+            out.append([group for group, _ in drawn])
+            one.observe(drawn[0][1].domain, successes[k])
+        return out
+
+    cut = min(cut, len(sizes))
+    quiet = sampler(20, mode=mode, domains=3)
+    wanted = steps(quiet, range(len(sizes)))
+    first, second = sampler(20, mode=mode, domains=3), sampler(20, mode=mode, domains=3)
+    got = steps(first, range(cut))
+    second.load(first.state())
+    assert got + steps(second, range(cut, len(sizes))) == wanted
+    assert second.state() == quiet.state()
+
+
+def test_group_ids_are_new_in_every_epoch() -> None:
+    one = sampler(3)
+    ids = [group for group, _ in one.next(9)]
+    assert len(set(ids)) == 9
+
+
+def test_another_seed_is_another_order() -> None:
+    orders = [tuple(task.id for _, task in sampler(40, seed=s).next(40)) for s in range(3)]
+    assert len(set(orders)) == 3
+    assert orders[0] == tuple(task.id for _, task in sampler(40, seed=0).next(40))
+
+
+def test_the_moving_success_by_hand() -> None:
+    """It starts at .5: .8 * .5 + .2 * 1 = .6, then .8 * .6 + .2 * 0 = .48."""
+    one = sampler(3)
+    one.observe("d0", 1.0)
+    assert one.success == {"d0": pytest.approx(0.6)}
+    one.observe("d0", 0.0)
+    assert one.success["d0"] == pytest.approx(0.48)
+
+
+@pytest.mark.parametrize(("p", "weight"), [(0.5, 0.25), (0.1, 0.2), (0.0, 0.2), (0.9, 0.09), (1.0, 0.04)])
+def test_the_weights_by_hand(p: float, weight: float) -> None:
+    """p(1-p), at least .2 below one half and .04 above."""
+    assert _weight(p) == pytest.approx(weight)
+
+
+def test_what_is_solved_comes_seldom_and_what_is_hard_often() -> None:
+    """Three domains at success 1, .5 and 0: kept with .04/.25, 1 and .2/.25. Of 3,000 walked tasks 1,000
+    belong to each: 160, 1,000 and 800 are expected; five standard deviations of the first are 58."""
+    one = sampler(3000, mode="adaptive", domains=3)
+    one.success = {"d0": 1.0, "d1": 0.5, "d2": 0.0}
+    counts: Counter[str] = Counter()
+    while one.cursor < 3000:
+        counts[one.next(1)[0][1].domain] += 1
+    assert counts["d1"] in (1000, 1001)  # the last draw may lie past the end
+    assert abs(counts["d0"] - 160) < 58
+    assert abs(counts["d2"] - 800) < 64
+
+
+def test_an_empty_or_unknown_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no tasks"):
+        TaskSampler(as_world(Nothing, tasks={"train": []}), "train", mode="uniform", seed=0)
+    with pytest.raises(ConfigError, match=r"no split 'trian'\. Did you mean 'train'"):
+        TaskSampler(world(3), "trian", mode="uniform", seed=0)
