@@ -36,7 +36,7 @@ class RunSection(Section):
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: one a core")
     checkpoint_every: int = Field(
-        10, ge=1, description="RL steps between checkpoints; SFT takes one after each epoch"
+        10, ge=1, description="RL steps between checkpoints; in SFT, about a minute, after an epoch"
     )
     keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
     track: Literal["none", "tensorboard", "wandb", "trackio"] = Field(

@@ -66,7 +66,7 @@ def run_page(page: Path, *, with_model: bool) -> int:
     sys.modules[module.__name__] = module
     count = 0
     for line, code in blocks(page, "python"):
-        if with_model or not code.startswith(NEEDS_MODEL):
+        if with_model or NEEDS_MODEL not in code:
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
             count += 1
     return count
@@ -77,18 +77,21 @@ def test_snippets_run(page: Path, workplace: Path) -> None:
     run_page(page, with_model=False)
 
 
+def with_the_model() -> list[object]:
+    """Pages with snippets that need the real model; those that train it take minutes."""
+    found = []
+    for page in PAGES:
+        marked = [code for _, code in blocks(page, "python") if NEEDS_MODEL in code]
+        slow = [pytest.mark.slow] if any("train(" in code for code in marked) else []
+        if marked:
+            found.append(pytest.param(page, marks=slow, id=name_of(page)))
+    return found
+
+
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(c.startswith(NEEDS_MODEL) for _, c in blocks(p, "python"))], ids=name_of
-)
+@pytest.mark.parametrize("page", with_the_model())
 def test_snippets_run_with_the_model(page: Path, workplace: Path) -> None:
     assert run_page(page, with_model=True) == len(blocks(page, "python"))
-
-
-def test_a_marked_snippet_says_so_in_its_first_line() -> None:
-    for page in PAGES:
-        for line, code in blocks(page, "python"):
-            assert NEEDS_MODEL not in code or code.startswith(NEEDS_MODEL), f"{page}:{line}"
 
 
 # -- commands -------------------------------------------------------------------------------------------
