@@ -470,9 +470,21 @@ MUTANTS = [
     ),
     Mutant(
         LOGP,
-        "z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - lse[rows]",
-        "z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) / settings[0] - lse[rows]",
+        "z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - log_total",
+        "z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) / settings[0] - log_total",
         "temperature twice",
+    ),
+    Mutant(
+        LOGP,
+        "torch.linalg.vecdot(p, z) / total",
+        "torch.linalg.vecdot(p, z)",
+        "entropy of masses not normalised",
+    ),
+    Mutant(
+        LOGP,
+        "lse[rows] = log_total + top.squeeze(-1)",
+        "lse[rows] = log_total",
+        "maximum forgotten in the normaliser",
     ),
     # estimators
     Mutant(

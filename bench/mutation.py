@@ -46,11 +46,15 @@ def failing_test(copy: Path, targets: list[str], plugins: list[str]) -> str | No
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(copy), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     )
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return found.group(1).split("/")[-1] if found else done.stdout.strip().splitlines()[-1]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return None
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        if found:
+            return found.group(1).split("/")[-1]
+    # No test failed and yet it did not pass, twice: that proves nothing about the mutant.
+    raise SystemExit(f"pytest ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
 
 
 def plant(copy: Path, mutant: Mutant) -> None:

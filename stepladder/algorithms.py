@@ -26,6 +26,8 @@ class Algorithm:
     surrogate: Literal["reinforce", "clip", "cispo"] = "clip"
     """A key of `objectives.policy_gradient.SURROGATES`."""
     ratio_level: Literal["token", "sequence", "product"] = "token"
+    sequence: Literal["trajectory", "turn"] = "trajectory"
+    """What one sequence is for ratios, lengths and denominators: a whole episode, or each turn by itself."""
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     clip_absolute: bool = False

@@ -35,7 +35,9 @@ class RunSection(Section):
         "false for slow tools, so that the engine does not wait for them",
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: one a core")
-    checkpoint_every: int = Field(10, ge=1, description="optimiser steps between checkpoints")
+    checkpoint_every: int = Field(
+        10, ge=1, description="RL steps between checkpoints; in SFT, about a minute, after an epoch"
+    )
     keep_checkpoints: int = Field(2, ge=1, description="how many of the newest checkpoints stay")
     track: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "none", description="where metrics go besides metrics.jsonl"
@@ -45,27 +47,47 @@ class RunSection(Section):
 class LoraSection(Section):
     """A low-rank adapter instead of all weights (Hu et al. 2021, arXiv:2106.09685)."""
 
-    rank: int = Field(16, ge=1)
-    alpha: int = Field(32, gt=0)
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    rank: int = Field(16, ge=1, description="columns of the two low-rank factors")
+    alpha: int = Field(32, gt=0, description="the adapter's output is multiplied by alpha / rank")
+    targets: tuple[str, ...] | Literal["all-linear"] = Field(
+        "all-linear", description='names of the modules that get an adapter, such as ["q_proj", "v_proj"]'
+    )
 
 
 class ModelSection(Section):
     """The policy. `name`: a bundled name, a local folder, a hub id, or "tiny" (from scratch)."""
 
-    name: str = "smollm2-135m-instruct"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: str = "auto"
+    name: str = Field(
+        "smollm2-135m-instruct", description='a bundled name, a local folder, a hub id, or "tiny"'
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="the type that engine and trainer compute in; auto: bfloat16 where the hardware has it "
+        "(the tiny model: float32); master weights are float32 in any case",
+    )
+    device: str = Field(
+        "auto", description="cpu, cuda, cuda:N or mps; auto: the first of cuda, mps, cpu that is there"
+    )
     train_embeddings: bool = Field(True, description="false saves a third of a small model's update")
-    lora: LoraSection | None = None
-    options: dict[str, Any] = Field(default_factory=dict, description="sizes of the tiny model")
+    lora: LoraSection | None = Field(
+        None, description="a section of its own, [model.lora]; without it all weights are trained"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="of the tiny model: symbols (its alphabet), hidden, layers, heads, kv_heads, "
+        "intermediate, max_positions, arch",
+    )
 
 
 class EnvironmentSection(Section):
     """The world: a name, or an import path such as "my_module:MyWorld" or "file.py:MyWorld"."""
 
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    name: str = Field(description="a bundled environment, or an import path")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="keyword arguments of the world or class; for a class with @tool methods also "
+        "tool_deadline, max_output_chars and max_calls_per_turn",
+    )
     rewards: tuple[str, ...] = Field((), description="import paths of reward functions, added to its own")
 
 
@@ -86,19 +108,25 @@ class SftSection(Section):
 
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
     data: str | None = Field(None, description="a JSONL file of conversations")
-    train: Literal["assistant", "last_turn", "full"] = "assistant"
+    train: Literal["assistant", "last_turn", "full"] = Field(
+        "assistant",
+        description="what is imitated: every assistant turn, the last one only, or every token of the "
+        "conversation",
+    )
     epochs: int = Field(10, ge=1, description="at most; early stop comes first")
-    batch_size: int = Field(8, ge=1)
-    learning_rate: float = Field(3e-5, gt=0)
-    warmup_steps: int = Field(3, ge=0)
+    batch_size: int = Field(8, ge=1, description="samples per optimiser step")
+    learning_rate: float = Field(3e-5, gt=0, description="of AdamW, constant after the warm-up")
+    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     validation: int = Field(16, ge=0, description="demonstrations held out; 0: no early stop")
     patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
         0.005, ge=0, description="a validation loss is better when it is lower by this many nats a token"
     )
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
+    )
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
-    max_minutes: float | None = Field(None, gt=0)
+    max_minutes: float | None = Field(None, gt=0, description="no new epoch begins after this time")
 
     @model_validator(mode="after")
     def _one_source(self) -> SftSection:
@@ -113,22 +141,31 @@ class SftSection(Section):
 class RlSection(Section):
     """Reinforcement learning: `tasks_per_step` groups of `group_size` episodes, then an update."""
 
-    algorithm: str = "grpo"
-    steps: int = Field(50, ge=1)
-    tasks_per_step: int = Field(8, ge=1)
-    group_size: int = Field(8, ge=2)
-    learning_rate: float = Field(1e-5, gt=0)
-    warmup_steps: int = Field(3, ge=0)
+    algorithm: str = Field("grpo", description="a row of stepladder/algorithms.py")
+    steps: int = Field(50, ge=1, description="batches of rollouts, each followed by its updates")
+    tasks_per_step: int = Field(8, ge=1, description="groups per step, one task each")
+    group_size: int = Field(8, ge=2, description="episodes of the same task")
+    learning_rate: float = Field(1e-5, gt=0, description="of AdamW, constant after the warm-up")
+    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     updates_per_batch: int = Field(1, ge=1, description="optimiser steps on one batch of rollouts")
-    max_grad_norm: float = Field(1.0, gt=0)
-    token_budget: int = Field(4096, ge=16)
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
+    )
+    token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     aggregation: (
         Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"] | None
-    ) = Field(None, description="instead of the algorithm's own")
-    scale: Literal["group_std", "batch_std", "none"] | None = None
-    clip_low: float | None = Field(None, ge=0)
-    clip_high: float | None = Field(None, ge=0)
-    kl_coefficient: float | None = Field(None, ge=0)
+    ) = Field(None, description="of token losses into one number, instead of the algorithm's own")
+    scale: Literal["group_std", "batch_std", "none"] | None = Field(
+        None, description="what advantages are divided by, instead of the algorithm's own"
+    )
+    clip_low: float | None = Field(None, ge=0, description="instead of the algorithm's own")
+    clip_high: float | None = Field(None, ge=0, description="instead of the algorithm's own")
+    kl_coefficient: float | None = Field(
+        None,
+        ge=0,
+        description="of the KL term that holds the policy near the one RL began with, instead of the "
+        "algorithm's own; 0 saves the reference model",
+    )
     correction: Literal["auto", "none", "token_cap", "token_mask"] = Field(
         "auto", description="for an engine that samples from slightly other numbers (bf16): token_cap"
     )
@@ -136,8 +173,12 @@ class RlSection(Section):
         "uniform", description="adaptive: domains by p(1-p) of their moving success, with a floor"
     )
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: only the end")
-    stop_at_success: float | None = Field(None, gt=0, le=1)
-    max_minutes: float | None = Field(None, gt=0)
+    stop_at_success: float | None = Field(
+        None, gt=0, le=1, description="end when the mean training success of the last 5 steps reaches it"
+    )
+    max_minutes: float | None = Field(
+        None, gt=0, description="no new step begins after this time in steps (evaluations not counted)"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> RlSection:
@@ -186,8 +227,8 @@ class RlSection(Section):
 class EvaluationSection(Section):
     """Held-out evaluation: before the first rung, after each rung."""
 
-    split: str = "test"
-    tasks: int = Field(200, ge=1)
+    split: str = Field("test", description="where held-out tasks come from")
+    tasks: int = Field(200, ge=1, description="how many, the first of the split")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     raw: int = Field(100, ge=0, description="tasks for the untrained model; 0 skips it")
     few_shot: int = Field(0, ge=0, description="worked examples in the prompt of a second raw evaluation")
@@ -206,7 +247,7 @@ class EvalRecipe(Section):
 class Recipe(Section):
     """A whole run: which model, in which world, up which rungs."""
 
-    description: str = ""
+    description: str = Field("", description="one line, shown by `stepladder recipes`")
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     environment: EnvironmentSection

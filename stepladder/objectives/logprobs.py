@@ -88,12 +88,14 @@ def chunked_logprobs(
 _Settings = tuple[float, int, float | None, bool]
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
-    """z/T [chunk, V] in the working dtype; `weight` is already in it, except on CUDA in half precision."""
-    if weight.dtype == hidden.dtype and weight.dtype in (torch.float16, torch.bfloat16):
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, buffer: Tensor | None
+) -> Tensor:
+    """z/T [rows, V] in the working dtype, written into `buffer` if there is one."""
+    if buffer is None:
         z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     else:
-        z = working(hidden).to(weight.dtype) @ weight.t()
+        z = torch.mm(hidden.to(weight.dtype), weight.t(), out=buffer[: len(hidden)])
     if bias is not None:
         z += bias.to(z.dtype)
     temperature, _, soft_cap, _ = settings
@@ -102,12 +104,24 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Sett
     return z if temperature == 1.0 else z.div_(temperature)
 
 
+def _buffer(count: int, settings: _Settings, head: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for one chunk of logits, used again for every chunk: fresh pages cost as much as a pass over
+    them."""
+    return torch.empty(min(settings[1], count), len(head), dtype=dtype, device=head.device)
+
+
 def _working_weight(hidden: Tensor, weight: Tensor) -> Tensor:
     """CUDA multiplies half precision with float32 results by itself; elsewhere the head is cast once per
     call."""
     if hidden.device.type == "cuda" and hidden.dtype == weight.dtype:
         return weight
     return weight.to(torch.promote_types(hidden.dtype, torch.promote_types(weight.dtype, torch.float32)))
+
+
+def _expectation(masses: Tensor, total: Tensor, head: Tensor) -> Tensor:
+    if head.dtype == masses.dtype:
+        return (masses @ head) / total
+    return (masses / total).to(head.dtype) @ head
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -123,18 +137,24 @@ class _ChunkedLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         prepare = needs_hidden and not (needs_weight or needs_bias or settings[3] or settings[2])
         slopes = torch.empty_like(hidden, dtype=dtype) if prepare else None
+        room = _buffer(count, settings, head, dtype) if head.dtype == dtype else None
+        masses = _buffer(count, settings, head, dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, settings[1]):
                 rows = slice(start, start + settings[1])
-                z = _logits(hidden[rows], head, bias, settings)
-                lse[rows] = z.logsumexp(-1)
-                logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - lse[rows]
-                p = (z - lse[rows].unsqueeze(-1)).exp_()
-                # H = lse − Σ p·z; einsum would hold the product.
-                entropy[rows] = lse[rows] - torch.linalg.vecdot(p, z)
+                z = _logits(hidden[rows], head, bias, settings, room)
+                top = z.amax(-1, keepdim=True)
+                z.sub_(top)
+                p = torch.exp(z, out=masses[: len(z)])
+                total = p.sum(-1)
+                log_total = total.log()
+                lse[rows] = log_total + top.squeeze(-1)
+                logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - log_total
+                # H = ln Σe^z − Σ p·z, with p not yet divided by its total
+                entropy[rows] = log_total - torch.linalg.vecdot(p, z) / total
                 if slopes is not None:
-                    # ∂lp/∂h = (W[target] − Σ_v p_v·W_v) / T
-                    expected = p.to(head.dtype) @ head
+                    # ∂lp/∂h = (W[target] − Σ_v p_v·W_v) / T; masses are divided first where halves overflow
+                    expected = _expectation(p, total.unsqueeze(-1), head)
                     slopes[rows] = (head[targets[rows]].to(dtype) - expected.to(dtype)) / settings[0]
         ctx.settings = settings
         ctx.prepared = prepare
@@ -157,13 +177,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head = _working_weight(hidden, weight)
         settings: _Settings = ctx.settings
         chunk = settings[1]
+        room = _buffer(len(targets), settings, head, lse.dtype) if head.dtype == lse.dtype else None
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=lse.dtype) if needs_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(targets), chunk):
                 rows = slice(start, start + chunk)
-                z = _logits(hidden[rows], head, bias, settings)
+                z = _logits(hidden[rows], head, bias, settings, room)
                 slope = _logit_slopes(
                     z,
                     targets[rows],

@@ -39,20 +39,20 @@ def rl_gold_reward(distance: Float[Tensor, "*n"], *, alpha: float, beta: float) 
 
 
 def best_of_n_gold_reward(distance: Float[Tensor, "*n"], *, alpha: float, beta: float) -> Float[Tensor, "*n"]:
-    """R(d) = d·(α − β·d)."""
+    """R(d) = d·(α − β·d): the gold reward of best-of-n at distance d = √KL."""
     d = _distances(distance)
     return d * (alpha - beta * d)
 
 
 def rl_peak(*, alpha: float, beta: float) -> Peak:
-    """d* = e^(α/β − 1), R* = β·d*, zero e^(α/β)."""
+    """Of the RL curve: d* = e^(α/β − 1), R* = β·d*, zero e^(α/β)."""
     require_positive(alpha=alpha, beta=beta)
     distance = math.exp(alpha / beta - 1)
     return Peak(distance, beta * distance, math.exp(alpha / beta))
 
 
 def best_of_n_peak(*, alpha: float, beta: float) -> Peak:
-    """d* = α/(2β), R* = α²/(4β), zero α/β."""
+    """Of the best-of-n curve: d* = α/(2β), R* = α²/(4β), zero α/β."""
     require_positive(alpha=alpha, beta=beta)
     return Peak(alpha / (2 * beta), alpha**2 / (4 * beta), alpha / beta)
 
