@@ -404,3 +404,24 @@ def test_a_second_update_of_a_batch_is_measured_from_the_first(setting: Setting)
     assert second["approx_kl"] > 0.0
     moved = [third.logprobs[b, : len(proximal[i])] - proximal[i] for b, i in enumerate(live)]
     assert max(float(m.abs().max()) for m in moved) > 1e-3
+
+
+@pytest.mark.model
+def test_current_over_behaviour_is_one_for_the_real_model(real_policy: Policy) -> None:
+    """Sampled in turns with shared prefixes and a cache, scored as one packed row: fp32 on both sides."""
+    from stepladder.environments.environment import load_world
+    from stepladder.training.step import behaviour_logprobs
+
+    world = load_world("calculator")
+    renderer = Renderer(real_policy.tokenizer)
+    engine = LocalEngine(real_policy.model, max_context=512, exact=True)
+    agents = policy_agents(engine, renderer, temperature=1.0, max_tokens=24, max_context=512)
+    tasks = [(f"g{i}", world.get("train", i)) for i in range(2)]
+    groups = asyncio.run(rollout(agents, world, tasks, group_size=3, limits=Limits(max_turns=2), seed=0))
+    samples = [s for g in groups for t in g.trajectories for s in t.samples]
+    with torch.no_grad():
+        scores = real_policy.logprobs(samples)
+    difference = (scores.logprobs - behaviour_logprobs(samples, scores)).abs()
+    assert int(scores.mask.sum()) > 60
+    assert float(difference.max()) < 1e-4, float(difference.max())
+    asyncio.run(engine.close())
