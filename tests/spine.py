@@ -130,9 +130,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def outcome(run: Path) -> dict[str, Any]:
     """All that two runs of one recipe must have in common, bit for bit."""
-    tensors = load_file(run / "final" / "model.safetensors")
+    (file,) = (run / "final").glob("*model.safetensors")
+    tensors = load_file(file)
     return {
-        "weights": {name: tensor.numpy().tobytes() for name, tensor in tensors.items()},
+        "weights": {name: tensor.float().numpy().tobytes() for name, tensor in tensors.items()},
         "metrics": lines(run / "metrics.jsonl"),
         "evaluations": lines(run / "evaluations.jsonl"),
         "trajectories": lines(run / "trajectories" / "rl.jsonl"),

@@ -23,6 +23,7 @@ from stepladder.environments.tools import tool
 from stepladder.errors import EngineError, EnvironmentFault, RewardError
 from stepladder.rollout import Limits, derive_seed, rollout
 from stepladder.training.rl import make_batch, rollout_metrics
+from stepladder.training.setup import make_renderer
 from stepladder.types import Group, Message, Reset, Step, Task, TextPart, Trajectory
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
@@ -381,6 +382,33 @@ def test_a_reward_that_breaks_is_unscored_not_zero(stage: Stage) -> None:
     other = stage.one(stage.says("c"), as_world(Graded))
     assert other.failure is not None
     assert (other.failure.boundary, other.score.value) == ("reward", None)
+
+
+def test_an_engine_that_returns_nothing_is_a_failure_of_the_engine(stage: Stage) -> None:
+    """Fault 13's kind: an empty answer is no turn, and is never trained on."""
+    t = stage.one(ScriptedEngine(lambda request: []), as_world(Base))
+    assert t.failure is not None
+    assert t.failure.boundary == "engine"
+    assert t.samples == ()
+
+
+def test_a_model_with_several_end_tokens_may_end_with_any() -> None:
+    """Fault 18: the tokenizer names one, the generation config another; neither counts as cut off."""
+    policy = tiny_policy()
+    other = policy.tokenizer.convert_tokens_to_ids("~")
+    policy.lm.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, other]
+    renderer = make_renderer(policy)
+    assert {other, policy.tokenizer.eos_token_id} <= set(renderer.stop_token_ids)
+    engine = ScriptedEngine(lambda request: [40, (other, policy.tokenizer.eos_token_id)[request.turn], 41])
+    agents = policy_agents(engine, renderer, temperature=1.0, max_tokens=9, max_context=99)
+    world = as_world(Base)
+    (group,) = asyncio.run(
+        rollout(agents, world, [("g", world.get("train", 0))], group_size=1, limits=Limits(), seed=0)
+    )
+    (t,) = group.trajectories
+    assert t.stop_reason == "terminated"
+    assert not t.truncated
+    assert [turn.token_ids for turn in t.turns] == [(40, other), (40, policy.tokenizer.eos_token_id)]
 
 
 def test_an_engine_that_refuses_one_request_costs_one_episode(stage: Stage) -> None:

@@ -216,6 +216,27 @@ def test_a_run_resumed_after_an_exception_is_the_quiet_run(
     assert_same(tmp_path / "run", quiet)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(("model.lora.rank=4", "rl.kl_coefficient=0.01"), id="adapter"),  # fault 113
+        pytest.param(("model.dtype=bfloat16",), id="bf16"),
+        pytest.param(("sft=null", "rl.algorithm=gspo", "rl.kl_coefficient=0.02"), id="no-sft-gspo"),
+        pytest.param(("model.train_embeddings=false", "rl.algorithm=dapo"), id="frozen-embeddings-dapo"),
+    ],
+)
+def test_other_kinds_of_runs_resume_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: tuple[str, ...]
+) -> None:
+    calm = train(digit_recipe(tmp_path, "calm", *variant))
+    with monkeypatch.context() as patch:
+        _at_call(patch, rl, "rl_update", 4, _crash, after=True)
+        with pytest.raises(Crash):
+            train(digit_recipe(tmp_path, "run", *variant))
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", calm)
+
+
 SIGNALS = [
     pytest.param(sft, "sft_update", 3, False, "sft step 3", id="update-inside-an-epoch"),
     pytest.param(sft, "sft_update", 6, True, "sft step 6", id="last-update-of-an-epoch"),
@@ -459,7 +480,8 @@ def test_progress_without_a_terminal_is_a_line_a_step(recipe: Recipe) -> None:
     out = StringIO()
     ladder.train(recipe, display=Display(Console(file=out, width=200)))
     text = out.getvalue()
-    assert "rl 5/5" in text
+    assert "rl 5/5  reward " in text  # fault 123: not the loss, which is 0 by construction
+    assert "grad " in text
     assert "raw: " in text
     assert "95%" in text
     assert "failed" not in text
