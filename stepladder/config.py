@@ -152,11 +152,9 @@ class RlSection(Section):
         1.0, gt=0, description="gradients with a longer global norm are scaled to it"
     )
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
-    aggregation: str | None = Field(
-        None,
-        description="token_mean, sequence_mean, constant, sequence_sum or group_token_mean, instead of the "
-        "algorithm's own",
-    )
+    aggregation: (
+        Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"] | None
+    ) = Field(None, description="instead of the algorithm's own")
     scale: Literal["group_std", "batch_std", "none"] | None = Field(
         None, description="what advantages are divided by, instead of the algorithm's own"
     )
@@ -207,6 +205,16 @@ class RlSection(Section):
                 changes["kl_in"] = "none"
             elif row.kl_in == "none":
                 changes["kl_in"] = "loss"
+        if row.surrogate == "reinforce" and (self.clip_low is not None or self.clip_high is not None):
+            raise ValueError(
+                f"{row.name!r} has no ratio to clip, so clip_low={self.clip_low} and "
+                f"clip_high={self.clip_high} mean nothing; leave them out, or use algorithm = 'grpo'"
+            )
+        if row.advantage != "group" and self.scale is not None:
+            raise ValueError(
+                f"{row.name!r} takes rewards against a fixed baseline, so scale={self.scale!r} means "
+                "nothing; leave it out, or use algorithm = 'grpo'"
+            )
         row = dataclasses.replace(row, **changes)
         if row.needs_critic or row.advantage not in ("group", "constant") or row.kl_in == "reward":
             raise ValueError(
@@ -285,6 +293,8 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = 
             data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
     return parse_recipe(_overridden(data, overrides))
 
 

@@ -55,6 +55,9 @@ class Display:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One unit of the phase is done."""
         note = "  ".join(f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in metrics)
+        for key in ("failed", "unscored"):
+            if metrics.get(key):
+                note += f"  {key} {metrics[key]:.0f}"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, note=note)
         elif not self.quiet:

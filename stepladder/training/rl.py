@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +58,9 @@ def run_rl(
     row = settings.row()
     temperature = bench.recipe.rollout.temperature
     while state.step < settings.steps and not _finished(settings, state):
-        began = time.monotonic()
-        bench.engine.stats()  # what an evaluation did is not this step's
-        mark = sampler.state()
-        try:
+        with _drawn_again(sampler, state):
+            began = time.monotonic()
+            bench.engine.stats()  # what an evaluation did is not this step's
             groups = bench.runner.run(
                 rollout(
                     bench.agents(temperature),
@@ -73,34 +73,43 @@ def run_rl(
                     on_trajectory=on_trajectory,
                 )
             )
-        except BaseException:
-            sampler.load(mark)  # tasks that nothing was learned from are drawn again by a resumed run
-            raise
-        sampled_at = time.monotonic()
-        with uninterrupted():
-            refuse_dead_world(groups)
-            batch = make_batch(groups, row)
-            metrics = rollout_metrics(groups)
-            metrics |= _engine_metrics(bench.engine.stats())
-            metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
-            updated_at = time.monotonic()
-            bench.engine.sync(bench.engine.version + 1)
-            for group in groups:
-                whole = [t for t in group.trajectories if t.failure is None]
-                if whole:  # a group that failed as a whole says nothing about its domain
-                    sampler.observe(group.task.domain, sum(map(solved, whole)) / len(whole))
-            state.step += 1
-            state.history.append(metrics["success"])
-            done = time.monotonic()
-            state.seconds += done - began
-            metrics |= {
-                "seconds": done - began,
-                "seconds_rollout": sampled_at - began,
-                "seconds_update": updated_at - sampled_at,
-                "seconds_sync": done - updated_at,
-            }
-            on_step(state.step, metrics, groups)
+            sampled_at = time.monotonic()
+            with uninterrupted():
+                refuse_dead_world(groups)
+                batch = make_batch(groups, row)
+                metrics = rollout_metrics(groups)
+                metrics |= _engine_metrics(bench.engine.stats())
+                metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
+                updated_at = time.monotonic()
+                bench.engine.sync(bench.engine.version + 1)
+                for group in groups:
+                    whole = [t for t in group.trajectories if t.failure is None]
+                    if whole:  # a group that failed as a whole says nothing about its domain
+                        sampler.observe(group.task.domain, sum(map(solved, whole)) / len(whole))
+                state.step += 1
+                state.history.append(metrics["success"])
+                done = time.monotonic()
+                state.seconds += done - began
+                metrics |= {
+                    "seconds": done - began,
+                    "seconds_rollout": sampled_at - began,
+                    "seconds_update": updated_at - sampled_at,
+                    "seconds_sync": done - updated_at,
+                }
+                on_step(state.step, metrics, groups)
     return state
+
+
+@contextlib.contextmanager
+def _drawn_again(sampler: TaskSampler, state: RlState) -> Iterator[None]:
+    """Give tasks back that no finished step has learned from, so that a resumed run draws them again."""
+    step, drawn_from = state.step, sampler.state()
+    try:
+        yield
+    except BaseException:
+        if state.step == step:
+            sampler.load(drawn_from)
+        raise
 
 
 def _updates(

@@ -38,6 +38,11 @@ def resume(path: Path) -> Path:
     return ladder.resume(path, display=Display(quiet=True))
 
 
+@pytest.fixture(autouse=True)
+def _checkpoint_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "SFT_CHECKPOINT_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
@@ -223,6 +228,41 @@ SIGNALS = [
 ]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_stops_a_run(
+    tmp_path: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """SIGTERM is what a scheduler sends before it takes the machine away."""
+    with monkeypatch.context() as patch:
+        _at_call(patch, rl, "make_batch", 3, lambda: signal.raise_signal(number), after=False)
+        with pytest.raises(RunStopped, match="rl step 3"):
+            train(digit_recipe(tmp_path, "run", *FULL))
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", quiet)
+
+
+def test_a_ctrl_c_between_sampling_and_learning_loses_no_task(
+    tmp_path: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 109: the tasks of step 3 were drawn, and nothing was learned from them."""
+    calls, real = 0, rl.uninterrupted
+
+    def late() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rl, "uninterrupted", late)
+        with pytest.raises(RunStopped, match="rl step 2"):
+            train(digit_recipe(tmp_path, "run", *FULL))
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", quiet)
+
+
 @pytest.mark.parametrize(("owner", "name", "call", "after", "where"), SIGNALS)
 def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
     tmp_path: Path,
@@ -364,7 +404,7 @@ class Dead:
 
 def test_a_world_in_which_everything_fails_ends_the_run(tmp_path: Path) -> None:
     world = f"environment.name={__file__}:Dead"
-    with pytest.raises(EnvironmentFault, match="all 12 episodes of this step failed.*connection refused"):
+    with pytest.raises(EnvironmentFault, match=r"all 12 episodes of this step failed.*connection refused"):
         train(digit_recipe(tmp_path, "run", "sft=null", world))
     assert lines(tmp_path / "run" / "evaluations.jsonl")[0]["failed"] == 6
 
@@ -422,3 +462,15 @@ def test_progress_without_a_terminal_is_a_line_a_step(recipe: Recipe) -> None:
     assert "rl 5/5" in text
     assert "raw: " in text
     assert "95%" in text
+    assert "failed" not in text
+
+
+def test_failures_are_counted_where_they_are_seen() -> None:
+    from io import StringIO
+
+    out = StringIO()
+    display = Display(Console(file=out, width=200))
+    display.start("rl", 9, 0)
+    display.step(1, {"reward": 0.5, "failed": 3.0, "unscored": 0.0})
+    assert "rl 1/9  reward 0.50  failed 3" in out.getvalue()
+    assert "unscored" not in out.getvalue()

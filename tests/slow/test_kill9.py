@@ -1,0 +1,111 @@
+"""Kill -9 at twenty random moments of a real run, resume each time: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from spine import assert_same, digit_recipe, lines, outcome
+
+from stepladder.policies.checkpoint import CheckpointStore
+from stepladder.training.toml import to_toml
+
+KILLS = 20
+# A reference, adaptive sampling, two updates a batch and evaluations: all that a checkpoint must remember.
+SETTINGS = (
+    "rl.kl_coefficient=0.01",
+    "rl.sampling=adaptive",
+    "rl.updates_per_batch=2",
+    "rl.evaluate_every=40",
+    "rl.steps=160",
+    "rl.tasks_per_step=6",
+    "sft.demonstrations=200",
+    "run.checkpoint_every=3",
+)
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "stepladder.cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _recipe(folder: Path, name: str) -> str:
+    recipe = digit_recipe(folder, name, *SETTINGS)
+    file = folder / f"{name}.toml"
+    file.write_text(to_toml(recipe.model_dump(mode="json", exclude_none=True)))
+    return str(file)
+
+
+def _where(run: Path) -> str:
+    """What a resume will find."""
+    if not (run / "recipe.toml").is_file():
+        return "no run yet"
+    store = CheckpointStore(run / "checkpoints")
+    latest = store.latest()
+    if latest is None:
+        return "no checkpoint"
+    state = store.load_state(latest)
+    return f"{state['rung']}, sft step {state['sft']['step']}, rl step {state['rl']['step']}"
+
+
+@pytest.mark.slow
+def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    began = time.monotonic()
+    child = _start("train", _recipe(tmp_path, "quiet"))
+    assert child.stdout is not None
+    child.stdout.readline()
+    first = time.monotonic()
+    _, err = child.communicate(timeout=900)
+    assert child.returncode == 0, err
+    start, work = first - began, time.monotonic() - first
+    report = [
+        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {start:.0f} s until the first "
+        f"line on the screen, {work:.0f} s from there to the end"
+    ]
+
+    rng = random.Random(0)
+    file, done = _recipe(tmp_path, "killed"), 0
+    while done < KILLS:
+        exists = (killed / "recipe.toml").is_file()
+        child = _start("resume", str(killed)) if exists else _start("train", file)
+        assert child.stdout is not None
+        if done % 5 == 0:  # anywhere in its start
+            delay, since = rng.uniform(0, start), "the start of the process"
+        else:  # anywhere in its work
+            child.stdout.readline()
+            delay, since = rng.uniform(0, work / 5), "its first line"
+        try:
+            child.wait(timeout=delay)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            done += 1
+            child.communicate()
+            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {_where(killed)}")
+        else:
+            _, err = child.communicate()
+            assert child.returncode == 0, err  # it got to its end: the kills that are left hit the next run
+            assert_same(killed, quiet)
+            report.append("the run was finished and equal to the quiet one; another one for the kills left")
+            killed = tmp_path / f"killed-{done}"
+            file = _recipe(tmp_path, killed.name)
+    child = _start("resume", str(killed)) if (killed / "recipe.toml").is_file() else _start("train", file)
+    _, err = child.communicate(timeout=900)
+    assert child.returncode == 0, err
+    assert_same(killed, quiet)
+    end = outcome(killed)
+    report.append(
+        f"after {KILLS} kills: weights ({len(end['weights'])} tensors), {len(end['metrics'])} lines of "
+        f"metrics, {len(end['evaluations'])} evaluations and {len(end['trajectories'])} trajectories equal "
+        "those of the quiet run"
+    )
+    steps = [m["step"] for m in end["metrics"] if m["phase"] == "rl"]
+    assert steps == list(range(1, 161))
+    assert not [p for p in (killed / "checkpoints").iterdir() if p.name.startswith(".")]
+    with capsys.disabled():
+        print("\n" + "\n".join(report))
