@@ -154,7 +154,7 @@ class RlSection(Section):
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     aggregation: (
         Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"] | None
-    ) = Field(None, description="of token losses into one number, instead of the algorithm's own")
+    ) = Field(None, description="instead of the algorithm's own")
     scale: Literal["group_std", "batch_std", "none"] | None = Field(
         None, description="what advantages are divided by, instead of the algorithm's own"
     )
