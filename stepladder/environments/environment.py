@@ -59,7 +59,7 @@ class World(Protocol):
     def make(self) -> Environment: ...
 
 
-def as_world(target: Any, *, deadline: float = 60.0, **options: Any) -> CheckedWorld:
+def as_world(target: Any, /, *, deadline: float = 60.0, **options: Any) -> CheckedWorld:
     """Any environment as a world.
 
     target: a World (instance or class); an Environment class; or a plain class with methods marked @tool
@@ -94,7 +94,7 @@ def as_world(target: Any, *, deadline: float = 60.0, **options: Any) -> CheckedW
     return CheckedWorld(PlainWorld(target, tasks, options, deadline=deadline, **tool_options), deadline)
 
 
-def load_world(name: str, **options: Any) -> CheckedWorld:
+def load_world(name: str, /, **options: Any) -> CheckedWorld:
     """A bundled world ("calculator"), or one by import path: "package.module:Name", "path/to/file.py:Name".
 
     The code of a path runs because the caller named it. Raises ConfigError with the nearest name.
