@@ -209,7 +209,8 @@ class Ladder:
                 played = [t for group in groups for t in group.trajectories]
                 self.folder.log_trajectories(played, step=step, phase="rl")
                 if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
-                    self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
+                    with self.display.aside():
+                        self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
                 if step % self.recipe.run.checkpoint_every == 0:
                     self._save()
 

@@ -452,4 +452,4 @@ def test_an_option_may_have_any_name():
         def __init__(self, name, target):
             self.said = (name, target)
 
-    assert as_world(Named, name="n", target="t").make().inner.said == ("n", "t")
+    assert as_world(Named, tasks=["?"], name="n", target="t").make().inner.said == ("n", "t")
