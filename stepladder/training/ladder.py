@@ -156,7 +156,8 @@ class Ladder:
             self._evaluate("rl", self.rl.step, e.tasks)
         self.display.status("saving the model")
         with room_for("the trained model", self.folder.path):
-            export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
+            policy, stops = self.bench.policy, self.bench.renderer.stop_token_ids
+            export_model(policy.model, policy.tokenizer, self.folder.final, stop_token_ids=stops)
 
     # -- rungs ----------------------------------------------------------------------------------------
 
