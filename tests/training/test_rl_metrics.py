@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spine import digit_recipe, lines
+from spine import digit_recipe, lines, sample
 
+from stepladder.algorithms import ALGORITHMS
 from stepladder.training import ladder
 from stepladder.training.progress import Display
+from stepladder.training.rl import make_batch
+from stepladder.types import Group, Score, Task, TrainingSample, Trajectory
 
 
 def test_sampled_and_trained_tokens_have_names_of_their_own(tmp_path: Path) -> None:
@@ -23,3 +26,20 @@ def test_sampled_and_trained_tokens_have_names_of_their_own(tmp_path: Path) -> N
     for m in metrics:  # both of a pair with different rewards have an advantage
         assert m["trained_tokens"] == (m["sampled_tokens"] if m["updated"] else 0.0)
         assert "tokens" not in m
+
+
+def test_a_group_that_shrinks_to_one_is_left_out_as_a_whole() -> None:
+    """Two were scored, but one said nothing: a single member has no baseline. The other group stays."""
+    task = Task("t")
+    said = sample([1, 2, 3], 1)
+
+    def episode(value: float, *samples: TrainingSample) -> Trajectory:
+        return Trajectory("i", "g", task, (), (), (), Score(value), "terminated", samples=samples)
+
+    shrunk = Group("a", task, (episode(1.0, said), episode(0.0)))
+    whole = Group("b", task, (episode(1.0, said), episode(0.0, said)))
+    batch = make_batch([shrunk, whole], ALGORITHMS["grpo"])
+    assert len(batch.samples) == 2
+    assert batch.group_index.tolist() == [1, 1]
+    assert batch.advantages[0] > 0 > batch.advantages[1]
+    assert make_batch([shrunk], ALGORITHMS["grpo"]).samples == []
