@@ -44,5 +44,6 @@ def squared_surrogate(
     summed = log_ratios(logprobs, proximal_logprobs, mask).sum(dim=-1)
     if trajectory_index is not None:
         summed = sum_by_index(summed, trajectory_index)[0]
-    coefficient = mirror_descent_coefficient(working(rewards), working(baseline), summed, tau=tau)
+    r, b = working(rewards.detach()), working(baseline.detach())
+    coefficient = mirror_descent_coefficient(r, b, summed, tau=tau)
     return coefficient**2 / (2 * tau)
