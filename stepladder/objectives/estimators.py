@@ -42,7 +42,7 @@ def pass_at_k_weights(samples: int, correct: int, k: int) -> tuple[float, float]
 
 def max_at_k(scores: Float[Tensor, "n"], k: int) -> float:
     """E[max of k scores drawn without replacement] = Σ_{i≥k} C(i−1, k−1)·g_(i) / C(n, k), g sorted
-    upwards."""
+    upwards (arXiv:2505.15201)."""
     n = scores.numel()
     _require_counts(n, 0, k)
     if not torch.isfinite(scores).all():
@@ -55,7 +55,7 @@ def max_at_k(scores: Float[Tensor, "n"], k: int) -> float:
 
 def best_of_n_kl(n: int) -> float:
     """ln n − (n−1)/n in nats: KL(best of n ‖ one sample), exact when scores never tie, else an upper
-    bound."""
+    bound (arXiv:2401.01879)."""
     _require_n(n)
     return math.log(n) - (n - 1) / n
 

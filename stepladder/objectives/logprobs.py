@@ -40,7 +40,9 @@ def full_logprobs(
     require_positive(temperature=temperature)
     logp = torch.log_softmax(working(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    possible = logp.masked_fill(torch.isneginf(logp), 0.0)
+    forbidden = logp.numel() > 0 and bool(torch.isneginf(logp.detach().amin()))
+    # another tensor of this size only where it is needed
+    possible = logp.masked_fill(torch.isneginf(logp), 0.0) if forbidden else logp
     return chosen, -(logp.exp() * possible).sum(-1)
 
 

@@ -83,7 +83,7 @@ def step_cross_entropy(
     logits: Float[Tensor, "B S"], labels: Float[Tensor, "B S"], mask: Bool[Tensor, "B S"]
 ) -> tuple[Float[Tensor, "B S"], dict[str, Tensor]]:
     """−[y·log σ(z) + (1−y)·log σ(−z)] at the token that ends each step, 0 elsewhere; labels in [0, 1], soft
-    allowed.
+    allowed (arXiv:2305.20050, arXiv:2312.08935).
 
     Reduce with `reduce.aggregate` (mode token_mean is the mean over steps of the optimiser step). Metrics:
     accuracy of σ(z) > ½ against y > ½, `tokens` counts steps."""
