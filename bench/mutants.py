@@ -226,8 +226,8 @@ MUTANTS = [
     ),
     Mutant(
         CREDIT,
-        "last = torch.where(mask, position, -1).amax(dim=-1, keepdim=True)",
-        "last = torch.full_like(mask[:, :1].long(), mask.shape[-1] - 1)",
+        "return mask & (trained_from_here == 1)",
+        "return mask & (torch.arange(mask.shape[-1], device=mask.device) == mask.shape[-1] - 1)",
         "score at the last column",
     ),
     Mutant(
@@ -254,18 +254,25 @@ MUTANTS = [
         "equal, torch.zeros_like(returns), returns",
         "anchor baseline missing",
     ),
+    Mutant(
+        CREDIT,
+        "(next_value + turn_lam * next_advantage)",
+        "(next_value + next_advantage)",
+        "trace between turns not decayed",
+    ),
     # KL
     Mutant(
         KL,
-        "(-d).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() - 1 + d",
-        "d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() - 1 - d",
+        "estimate = (-held).exp() - 1 + held",
+        "estimate = held.exp() - 1 - held",
         "k3 the other way round",
     ),
+    Mutant(KL, "held = d.clamp(min=-LOG_RATIO_LIMIT)", "held = d", "KL not clamped"),
     Mutant(
         KL,
-        "(-d).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() - 1 + d",
-        "(-d).exp() - 1 + d",
-        "KL not clamped",
+        "estimate = (-held).exp() - 1 + held",
+        "estimate = (-held).exp() - 1 + d",
+        "k3 pushes away beyond its clamp",
     ),
     Mutant(KL, "estimate = 0.5 * d**2", "estimate = d**2", "k2 doubled"),
     Mutant(
@@ -308,8 +315,8 @@ MUTANTS = [
     Mutant(PREF, "- 1 / (2 * tau)) ** 2", "- 1 / tau) ** 2", "IPO target doubled"),
     Mutant(
         PREF,
-        "return values / lengths.to(values.dtype)",
-        "return values / lengths.to(values.dtype).mean()",
+        "return total / lengths.to(total.dtype)",
+        "return total / lengths.to(total.dtype).mean()",
         "one length for all answers",
     ),
     Mutant(PREF, "else beta * (ratio or 0.0)", "else (ratio or 0.0)", "γ/β used as γ"),
@@ -328,8 +335,8 @@ MUTANTS = [
     ),
     Mutant(
         KTO,
-        "above = beta * (log_ratio - reference_point.detach())",
-        "above = beta * log_ratio - reference_point.detach()",
+        "above = beta * (working(log_ratio) - reference_point.detach())",
+        "above = beta * working(log_ratio) - reference_point.detach()",
         "unscaled z0",
     ),
     Mutant(KTO, ".mean().clamp(min=0.0)", ".mean()", "z0 not clamped"),
@@ -411,8 +418,8 @@ MUTANTS = [
     ),
     Mutant(
         "distillation.py",
-        "torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))",
-        "torch.logaddexp(student + math.log(beta), teacher + math.log1p(-beta))",
+        "torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))",
+        "torch.logaddexp(q + math.log(beta), p + math.log1p(-beta))",
         "mixture weights swapped",
     ),
     Mutant(
@@ -495,8 +502,8 @@ MUTANTS = [
     ),
     Mutant(
         EST,
-        "math.comb(i - 1, k - 1) * ordered[i - 1]",
-        "math.comb(i, k - 1) * ordered[i - 1]",
+        "math.comb(i - 1, k - 1) / draws",
+        "math.comb(i, k - 1) / draws",
         "off by one in max@k",
     ),
     Mutant(

@@ -33,6 +33,7 @@ ROUNDS = (
         "tests/objectives/test_reward_model_maths.py",
         "tests/objectives/test_logprobs_maths.py",
         "tests/objectives/test_estimators.py",
+        "tests/objectives/test_hard_inputs.py",
         "tests/diagnostics/test_signals.py",
     ],
     ["tests/objectives"],

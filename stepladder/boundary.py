@@ -6,6 +6,7 @@ is wrong), a wrong dataset row a DataError, a wrong reward a RewardError.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import numbers
@@ -49,6 +50,33 @@ def to_messages(value: Any, *, where: str, role: Role = "user") -> tuple[Message
         f"{where} gave {shown(value)}; give a str, a Message, a dict such as "
         "{'role': 'user', 'content': 'Hello'}, or a list of these"
     )
+
+
+def to_conversations(value: Any, *, count: int, where: str) -> list[tuple[Message, ...]]:
+    """`count` conversations, each a list of what `to_message` takes that ends with the assistant's message.
+
+    Raises TypeError for anything else, DataError for another number of conversations.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError(f"{where} is async, but is asked outside an event loop; make it a plain function")
+        raise TypeError(
+            f"{where} returned {shown(value)}; return a list of conversations (lists of messages)"
+        )
+    out = []
+    for i, item in enumerate(value):
+        if isinstance(item, (str, Message, Mapping)):
+            raise TypeError(f"{where}: conversation {i} is one message; give a list of them: {shown(item)}")
+        messages = to_messages(item, where=f"{where}, conversation {i},")
+        if not messages or messages[-1].role != "assistant":
+            last = f"ends with a message from {messages[-1].role!r}" if messages else "is empty"
+            raise TypeError(f"{where}: conversation {i} {last}; end it with the assistant's message")
+        out.append(messages)
+    if len(out) != count:
+        asked = f"{count} {'was' if count == 1 else 'were'} asked for"
+        raise DataError(f"{where} returned {len(out)} conversations, {asked}; return as many as `count` says")
+    return out
 
 
 def _message_from_dict(value: Mapping[str, Any], where: str) -> Message:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from stepladder.data import dialect as dialects
 from stepladder.data.control import ControlText, Tokenizer
-from stepladder.data.conversation import Conversation
+from stepladder.data.conversation import Conversation, images_of
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
 from stepladder.data.parsers import ParsedText, split_reasoning
@@ -61,6 +61,7 @@ class Renderer:
             tokenizer.chat_template = self.tool_format.chat_template
         self.control = ControlText(tokenizer)
         self.dialect = dialects.probe(tokenizer, self.template_kwargs)
+        self._shows_images: dict[str, bool] = {}  # by role, asked when the first one comes
         self.stop_token_ids = self._find_stops(extra_stop_ids)
         self.control.never_structural(self.stop_token_ids)
         self._stop_texts = {i: text for text, i in self.control.ids.items() if i in self.stop_token_ids}
@@ -164,9 +165,25 @@ class Renderer:
         role is put in front of the first user message.
         """
         messages = list(messages)
+        for message in messages:
+            self._refuse_lost_images(message)
         if first and not self.dialect.system and messages and messages[0].role == "system":
             messages = _system_into_user(messages)
         return [self._assistant(m) if m.role == "assistant" else self._other(m) for m in messages]
+
+    def _refuse_lost_images(self, message: Message) -> None:
+        """A template for text would write the parts out as a Python list, or leave the image out."""
+        image = next(iter(images_of([message])), None)
+        if image is None:
+            return
+        role = message.role
+        if role not in self._shows_images:
+            self._shows_images[role] = dialects.shows_images(self.tokenizer, role, self.template_kwargs)
+        if not self._shows_images[role]:
+            raise TemplateError(
+                f"a message of role {role!r} holds an image ({image.url[:80]}), but the chat template shows "
+                "no images there; use a model whose template does, or describe the image as text"
+            )
 
     def _other(self, message: Message) -> ChatDict:
         out: ChatDict = {"role": message.role, "content": self._content(message, structural=False)}

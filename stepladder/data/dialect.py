@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -151,6 +152,35 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
         opening=opening,
         closing=closing,
     )
+
+
+def shows_images(tokenizer: Tokenizer, role: str, template_kwargs: Mapping[str, Any]) -> bool:
+    """Whether an image in a message of `role` leaves a mark in the prompt that is not just a list's repr.
+
+    Asked with a tool, because a template that writes tools into a message may keep its text only.
+    """
+
+    def shown(content: list[ChatDict]) -> str:
+        user: ChatDict = {"role": "user", "content": as_parts(_SECOND)}
+        held: ChatDict = {"role": role, "content": content}
+        if role == "tool":
+            messages = [
+                *_tool_probe(user, as_parts, {"x": _ARGUMENT})[:2],
+                held | {"tool_call_id": "call00000"},
+            ]
+        else:
+            messages = {"system": [held, user], "user": [held]}.get(role, [user, held])
+        try:
+            return render(
+                tokenizer, messages, [PROBE_TOOL], generation_prompt=False, template_kwargs=template_kwargs
+            )
+        except TemplateError:
+            return ""
+
+    text = as_parts(_USER)
+    without, with_image = shown(text), shown([{"type": "image"}, *text])
+    listed = re.search(r"""['"]type['"]\s*:\s*['"]image['"]""", with_image) is not None
+    return _USER in with_image and with_image != without and not listed
 
 
 def _tool_probe(user: ChatDict, wrap: Any, arguments: Any) -> list[ChatDict]:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from stepladder.boundary import shown, to_messages, to_number, to_task
+from stepladder.boundary import shown, to_conversations, to_messages, to_number, to_task
 from stepladder.deadlines import PROGRAMMING_ERRORS, guarded
 from stepladder.environments.plain import PlainWorld, TaskTable
 from stepladder.errors import ConfigError, DataError, EnvironmentFault, StepladderError, nearest
@@ -59,7 +59,7 @@ class World(Protocol):
     def make(self) -> Environment: ...
 
 
-def as_world(target: Any, *, deadline: float = 60.0, **options: Any) -> CheckedWorld:
+def as_world(target: Any, /, *, deadline: float = 60.0, **options: Any) -> CheckedWorld:
     """Any environment as a world.
 
     target: a World (instance or class); an Environment class; or a plain class with methods marked @tool
@@ -94,7 +94,7 @@ def as_world(target: Any, *, deadline: float = 60.0, **options: Any) -> CheckedW
     return CheckedWorld(PlainWorld(target, tasks, options, deadline=deadline, **tool_options), deadline)
 
 
-def load_world(name: str, **options: Any) -> CheckedWorld:
+def load_world(name: str, /, **options: Any) -> CheckedWorld:
     """A bundled world ("calculator"), or one by import path: "package.module:Name", "path/to/file.py:Name".
 
     The code of a path runs because the caller named it. Raises ConfigError with the nearest name.
@@ -145,6 +145,21 @@ class CheckedWorld:
             raise DataError(f"{self.name} has {count} tasks in split {split!r}; task {i} was asked for")
         return to_task(self.inner.get(split, i), split=split, index=i, where=f"get() of {self.name}")
 
+    @property
+    def demonstrates(self) -> bool:
+        """Has the world a `demonstrations(count, seed)`?"""
+        return callable(getattr(self.inner, "demonstrations", None))
+
+    def demonstrations(self, count: int, seed: int) -> list[tuple[Message, ...]]:
+        """`count` conversations to imitate, each ending with the assistant's message; other seed, others.
+
+        Raises ConfigError where the world makes none, DataError for another number of them.
+        """
+        if not self.demonstrates:
+            raise ConfigError(f"{self.name} has no demonstrations(count, seed) method; add one")
+        where = f"demonstrations() of {self.name}"
+        return to_conversations(self.inner.demonstrations(count, seed), count=count, where=where)
+
     async def setup(self) -> None:
         await self._optional("setup")
 
@@ -175,7 +190,7 @@ class CheckedWorld:
             raise EnvironmentFault(f"{where} raised {type(error).__name__}: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
-        # What only this world has (demonstrations, tools, ...) stays reachable.
+        # What only this world has (tools, ...) stays reachable.
         if name.startswith("__") or name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -246,10 +261,6 @@ def _checked_step(value: Any, where: str) -> Step:
 
 class _ClassWorld(TaskTable):
     """An Environment class as a world by itself."""
-
-    def __init__(self, cls: type, tasks: Any, options: Mapping[str, Any]) -> None:
-        super().__init__(cls, tasks)
-        self._options = dict(options)
 
     def make(self) -> Any:
         return self.cls(**self._options)

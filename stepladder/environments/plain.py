@@ -19,8 +19,9 @@ One object is made for each episode and `self.task` is set on it. The episode en
 message that calls no tool: that text is `answer`. A class that sets `self.done = True` in a tool ends it
 there. Optional: `reset(self, task)` (or `reset(self, task, seed)`) returns the opening messages, by default
 the task's own; `reward(self, answer, task)`; `close(self)`; `splits = ("train", "test")` names the splits
-that `tasks` is asked for. Every method may be async. `inline = True` on the class calls its methods
-directly, with no thread and no deadline: for fast ones that never wait.
+that `tasks` is asked for; `demonstrations(self, count, seed)`, called on an object that has no task. Every
+method but that one may be async. `inline = True` on the class calls its methods directly, with no thread
+and no deadline: for fast ones that never wait.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ from stepladder.types import Message, Reset, Score, Step, Task
 class TaskTable:
     """The tasks of a class: from `tasks=`, from its `tasks(split)`, or from its splits/count/get."""
 
-    def __init__(self, cls: type, tasks: Any) -> None:
+    def __init__(self, cls: type, tasks: Any, options: Mapping[str, Any]) -> None:
         self.cls = cls
         self.name = cls.__name__
+        self._options = dict(options)
+        own = callable(getattr(cls, "demonstrations", None))
+        self.demonstrations: Callable[[int, int], Any] | None = self._demonstrations if own else None
         self.disjoint_splits = getattr(cls, "disjoint_splits", True)
         self._given = tasks
         self._own = tasks is None and all(callable(getattr(cls, n, None)) for n in ("splits", "count", "get"))
@@ -72,6 +76,12 @@ class TaskTable:
 
     def get(self, split: str, i: int) -> Any:
         return self.cls.get(split, i) if self._own else self._tasks(split)[i]  # type: ignore[attr-defined]
+
+    def _demonstrations(self, count: int, seed: int) -> Any:
+        """A static or class method as it is; a plain one on an object made for this, which has no task."""
+        plain = inspect.isfunction(inspect.getattr_static(self.cls, "demonstrations"))
+        owner: Any = self.cls(**self._options) if plain else self.cls
+        return owner.demonstrations(count, seed)
 
     def _tasks(self, split: str) -> tuple[Task, ...]:
         if split not in self._cache:
@@ -123,7 +133,6 @@ class PlainWorld(TaskTable):
         max_output_chars: int = 20_000,
         max_calls_per_turn: int = 8,
     ) -> None:
-        self._options = dict(options)
         self._deadline = deadline
         self._limits = {
             "deadline": tool_deadline,
@@ -136,7 +145,7 @@ class PlainWorld(TaskTable):
                 f"{cls.__name__} is no environment: it has no method marked @tool and no reward(). "
                 "Add one, or give a class with reset(task, *, seed) and step(message)"
             )
-        super().__init__(cls, tasks)
+        super().__init__(cls, tasks, options)
 
     def make(self) -> PlainEnvironment:
         return PlainEnvironment(self.cls(**self._options), self._limits, self._deadline)

@@ -1,5 +1,7 @@
 """Shared argument checks and the dtype rule of this layer: sums run in at least float32, float64 is kept."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,39 @@ def require_finite(mask: Tensor, **tensors: Tensor) -> None:
             raise ValueError(
                 f"{name} has {bad} non-finite value(s) on trained tokens; drop those samples or set "
                 f"mask to False there (a missing log-probability must not be trained on)"
+            )
+
+
+def require_all_finite(**tensors: Tensor) -> None:
+    """Raise if a tensor holds NaN or infinity anywhere."""
+    for name, tensor in tensors.items():
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise ValueError(f"{name} has {bad} non-finite value(s); leave those entries out")
+
+
+def require_finite_number(**numbers: float) -> None:
+    """Raise unless every number is finite."""
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"{name} must be finite, got {number}; for example {name}=0.5")
+
+
+def require_float(**tensors: Tensor) -> None:
+    """Raise for integers: what is returned in their dtype would be cut to integers, often to 0."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype}; pass floating point, for example {name}.float()"
+            )
+
+
+def require_per_row(like: Tensor, **values: Tensor) -> None:
+    """Raise unless each tensor holds one number per row of `like`; a column would broadcast to [B, B]."""
+    for name, tensor in values.items():
+        if tensor.shape != like.shape[:1]:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; pass one number per row, {tuple(like.shape[:1])}"
             )
 
 

@@ -11,7 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ._checks import require_bool, require_choice, require_same_shape
+from ._checks import (
+    require_bool,
+    require_choice,
+    require_finite_number,
+    require_float,
+    require_same_shape,
+)
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 Scale = Literal["group_std", "batch_std", "none"]
@@ -70,11 +76,13 @@ def group_advantages(
 
     `ddof` 1 is the sample deviation (TRL, verl), 0 the population's (open-instruct); the paper says only
     "std". With a baseline, a group whose rewards are equal within float noise (`equal_within_float_noise`)
-    gets exactly 0; so does a group with one scorable member left. Raises for a group of one (verl passes
-    its raw reward on, TRL gives 0), for infinite rewards, for mismatched shapes."""
+    gets exactly 0; so does a group with one scorable member left, and, without a baseline, what would be
+    divided by a deviation of 0. Raises for a group of one (verl passes its raw reward on, TRL gives 0), for
+    infinite or integer rewards, for mismatched shapes."""
     require_choice("baseline", baseline, get_args(Baseline))
     require_choice("scale", scale, get_args(Scale))
     require_same_shape(rewards=rewards, group_index=group_index)
+    require_float(rewards=rewards)
     _require_statistics(ddof, eps)
     if torch.isinf(rewards).any():
         raise ValueError("rewards hold an infinite value; use NaN for a trajectory that could not be scored")
@@ -93,7 +101,7 @@ def group_advantages(
     if scale == "batch_std":
         std = class_statistics(rewards, torch.zeros_like(group_index), valid, ddof=ddof)[2]
     if scale != "none":
-        centred = torch.where(std + eps > 0, centred / (std + eps), torch.zeros_like(centred))
+        centred = torch.where(std > 0, centred / (std + eps), torch.zeros_like(centred))
     return torch.where(valid, centred, torch.zeros_like(centred)).to(rewards.dtype)
 
 
@@ -108,6 +116,8 @@ def batch_advantages(
 
 def constant_advantages(rewards: Float[Tensor, "n"], *, baseline: float = 0.0) -> Float[Tensor, "n"]:
     """A_i = R_i − b with a fixed b (REINFORCE). Equal rewards keep their advantage here. NaN gives 0."""
+    require_float(rewards=rewards)
+    require_finite_number(baseline=baseline)
     if torch.isinf(rewards).any():
         raise ValueError("rewards hold an infinite value; use NaN for a trajectory that could not be scored")
     return torch.where(torch.isnan(rewards), torch.zeros_like(rewards), rewards - baseline)
@@ -128,6 +138,7 @@ def whiten(
     at 1e-8. Values equal within float noise give exactly 0 (their mean with `shift=False`)."""
     require_same_shape(values=values, mask=mask)
     require_bool(mask)
+    require_float(values=values)
     _require_statistics(ddof, eps)
     x = values[mask].double()
     if not torch.isfinite(x).all():

@@ -17,6 +17,7 @@ from ._checks import (
     require_bool,
     require_choice,
     require_finite,
+    require_per_row,
     require_positive,
     require_same_shape,
     working,
@@ -126,6 +127,8 @@ def off_policy_sequence_mask(
 
     A trajectory of negative advantage that the policy already left is not pushed away further. Returns True
     for kept rows; multiply the token losses by it (the denominator stays)."""
+    require_per_row(mask, advantages=advantages)
+    require_finite(mask.any(dim=-1), advantages=advantages)
     drift = log_weights(proximal_logprobs, logprobs, mask)
     summed, lengths = trajectory_sums(drift, mask, trajectory_index)
     return ~((advantages < 0) & (summed / lengths.clamp(min=1) > threshold))

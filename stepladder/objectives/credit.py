@@ -15,6 +15,8 @@ from ._checks import (
     require_bool,
     require_choice,
     require_finite,
+    require_float,
+    require_per_row,
     require_same_shape,
     zero_where_masked,
 )
@@ -33,8 +35,12 @@ def kl_penalised_rewards(
     all: mask it out of the step."""
     require_same_shape(kl=kl, mask=mask)
     require_bool(mask)
+    require_per_row(mask, scores=scores)
+    require_float(kl=kl)
     require_finite(mask, kl=kl)
-    if coefficient < 0:
+    if torch.isinf(scores).any():
+        raise ValueError("scores hold an infinite value; use NaN for a trajectory that could not be scored")
+    if not coefficient >= 0:
         raise ValueError(f"coefficient must not be negative, got {coefficient}; for example 0.02")
     scorable = ~torch.isnan(scores)
     rewards = -coefficient * zero_where_masked(mask, kl.detach())
@@ -48,11 +54,19 @@ def fold_rewards(rewards: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Fl
 
     A reward often arrives with the environment's closing text; left there, γ < 1 or a masked recursion
     would lose it. What stands before the first trained token cannot depend on the policy and is dropped.
+    Rewards outside the mask therefore count: padding must hold 0 there, NaN raises.
     """
     require_same_shape(rewards=rewards, mask=mask)
     require_bool(mask)
+    require_float(rewards=rewards)
     position = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
     owner = torch.where(mask, position, -1).cummax(dim=-1).values
+    missing = int((~torch.isfinite(rewards) & (owner >= 0)).sum())
+    if missing:
+        raise ValueError(
+            f"rewards has {missing} non-finite value(s) at or after the first trained token; observations' "
+            "rewards count, so fill padding with 0 and mask out rows that could not be scored"
+        )
     owned = zero_where_masked(owner >= 0, rewards)
     folded = torch.zeros_like(rewards).scatter_add(-1, owner.clamp(min=0), owned)
     return zero_where_masked(mask, folded)
@@ -94,6 +108,7 @@ def gae(
     boundary."""
     require_choice("observations", observations, get_args(Observations))
     require_same_shape(rewards=rewards, values=values, mask=mask)
+    require_float(values=values)
     _require_discounts(gamma=gamma, lam=lam)
     require_finite(mask, rewards=rewards, values=values.detach())
     v = zero_where_masked(mask, values.detach()).double()
@@ -134,6 +149,7 @@ def bilevel_gae(
     one; here `turn_index` [B, T] numbers the turns of trained tokens and is −1 elsewhere. R_k sums the
     turn's rewards."""
     require_same_shape(rewards=rewards, values=values, turn_index=turn_index)
+    require_float(values=values)
     _require_discounts(gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam)
     mask = turn_index >= 0
     require_finite(mask, rewards=rewards, values=values.detach())
@@ -170,6 +186,7 @@ def turn_returns(
     Subtract a baseline for the advantage of turn k; `spread_turns` gives it to the turn's tokens.
     """
     require_same_shape(turn_rewards=turn_rewards, trajectory_index=trajectory_index)
+    require_float(turn_rewards=turn_rewards)
     _require_discounts(gamma=gamma)
     require_finite(torch.ones_like(turn_rewards, dtype=torch.bool), turn_rewards=turn_rewards)
     following: dict[int, float] = {}
@@ -238,6 +255,7 @@ def gigpo_advantages(
         group_index=group_index,
         anchor_index=anchor_index,
     )
+    require_float(turn_rewards=turn_rewards)
     _, trajectory = torch.unique(trajectory_index, return_inverse=True)
     count = int(trajectory.max()) + 1 if trajectory.numel() else 0
     episode = torch.zeros(count, dtype=torch.float64, device=turn_rewards.device)
@@ -256,9 +274,8 @@ def gigpo_advantages(
 
 
 def _last_trained(mask: Tensor) -> Tensor:
-    position = torch.arange(mask.shape[-1], device=mask.device)
-    last = torch.where(mask, position, -1).amax(dim=-1, keepdim=True)
-    return mask & (position == last)
+    trained_from_here = mask.flip(-1).cumsum(dim=-1).flip(-1)
+    return mask & (trained_from_here == 1)
 
 
 def _bootstrap(truncated: Tensor | None, final_values: Tensor | None, v: Tensor) -> Tensor:

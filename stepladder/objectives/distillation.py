@@ -27,7 +27,11 @@ def generalised_js(
         return exact_kl(teacher, student)
     if beta == 1.0:
         return exact_kl(student, teacher)
-    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    # What both hold for impossible stays so; logaddexp has no gradient at (−∞, −∞).
+    impossible = torch.isneginf(student) & torch.isneginf(teacher)
+    p, q = teacher.masked_fill(impossible, 0.0), student.masked_fill(impossible, 0.0)
+    mixture = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
+    mixture = mixture.masked_fill(impossible, -torch.inf)
     return beta * exact_kl(teacher, mixture) + (1 - beta) * exact_kl(student, mixture)
 
 

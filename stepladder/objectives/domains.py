@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ._checks import require_same_shape
+from ._checks import require_float, require_same_shape
 from .advantages import class_statistics, equal_within_float_noise, group_advantages
 
 
@@ -27,9 +27,10 @@ def task_normalised_advantages(
 ) -> Float[Tensor, "n"]:
     """Ã = (Â − μ)/σ with the mean and population deviation of all *token* advantages of the task (AgentRL).
 
-    One advantage per trajectory, `token_counts` its trained tokens, which weigh it. A task without spread
-    gets 0."""
+    One advantage per trajectory, `token_counts` its trained tokens, which weigh it. A task whose trained
+    tokens have one advantage within float noise gets 0; trajectories without tokens have no say in that."""
     require_same_shape(advantages=advantages, token_counts=token_counts, task_index=task_index)
+    require_float(advantages=advantages)
     if (token_counts < 0).any():
         raise ValueError("token_counts hold a negative count")
     _, task = torch.unique(task_index, return_inverse=True)
@@ -43,8 +44,9 @@ def task_normalised_advantages(
     total = zeros.index_add(0, task, weight).clamp(min=1)
     mean = zeros.index_add(0, task, weight * a) / total
     variance = zeros.index_add(0, task, weight * (a - mean[task]) ** 2) / total
-    high = (zeros - torch.inf).scatter_reduce(0, task, a, "amax")
-    low = (zeros + torch.inf).scatter_reduce(0, task, a, "amin")
+    counted = torch.where(weight > 0, a, mean[task])
+    high = (zeros - torch.inf).scatter_reduce(0, task, counted, "amax")
+    low = (zeros + torch.inf).scatter_reduce(0, task, counted, "amin")
     flat = equal_within_float_noise(low, high, mean) | (variance == 0)
     deviation = torch.where(flat, torch.ones_like(variance), variance.sqrt())
     scaled = torch.where(flat[task], torch.zeros_like(a), (a - mean[task]) / deviation[task])
@@ -59,10 +61,20 @@ def environment_scaled_advantages(
     ddof: int = 0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n"]:
-    """(R − mean of the prompt's group)/(std of the environment's rewards + eps) (AutoForge's ERPO)."""
-    require_same_shape(rewards=rewards, environment_index=environment_index)
+    """(R − mean of the prompt's group)/(std of the environment's rewards + eps) (AutoForge's ERPO).
+
+    The prompts of a group belong to one environment; a group that lies in several raises."""
+    require_same_shape(rewards=rewards, group_index=group_index, environment_index=environment_index)
+    pairs = torch.unique(torch.stack([group_index, environment_index]), dim=1)
+    groups, environments = torch.unique(pairs[0], return_counts=True)
+    if (environments > 1).any():
+        first = int((environments > 1).nonzero()[0])
+        raise ValueError(
+            f"group {int(groups[first])} lies in {int(environments[first])} environments; "
+            "give every member of a group one environment_index"
+        )
     centred = group_advantages(rewards, group_index, scale="none", ddof=ddof, eps=0.0).double()
     valid = ~torch.isnan(rewards)
     std = class_statistics(rewards, environment_index, valid, ddof=ddof)[2]
-    scaled = torch.where(std + eps > 0, centred / (std + eps), torch.zeros_like(centred))
+    scaled = torch.where(std > 0, centred / (std + eps), torch.zeros_like(centred))
     return scaled.to(rewards.dtype)

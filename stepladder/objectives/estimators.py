@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._checks import require_positive, require_same_shape, working
+from ._checks import require_all_finite, require_positive, require_same_shape, working
 from .kl import exact_kl
 
 
@@ -42,19 +42,20 @@ def pass_at_k_weights(samples: int, correct: int, k: int) -> tuple[float, float]
 
 def max_at_k(scores: Float[Tensor, "n"], k: int) -> float:
     """E[max of k scores drawn without replacement] = Σ_{i≥k} C(i−1, k−1)·g_(i) / C(n, k), g sorted
-    upwards."""
+    upwards (arXiv:2505.15201)."""
     n = scores.numel()
     _require_counts(n, 0, k)
     if not torch.isfinite(scores).all():
         raise ValueError("scores hold NaN or infinity; leave out what could not be scored and lower n")
-    ordered = sorted(scores.double().tolist())
-    total = sum(math.comb(i - 1, k - 1) * ordered[i - 1] for i in range(k, n + 1))
-    return float(total / math.comb(n, k))
+    ordered: list[float] = sorted(scores.double().tolist())
+    draws = math.comb(n, k)
+    # integers are divided first: a binomial of a thousand is no float
+    return math.fsum(math.comb(i - 1, k - 1) / draws * ordered[i - 1] for i in range(k, n + 1))
 
 
 def best_of_n_kl(n: int) -> float:
     """ln n − (n−1)/n in nats: KL(best of n ‖ one sample), exact when scores never tie, else an upper
-    bound."""
+    bound (arXiv:2401.01879)."""
     _require_n(n)
     return math.log(n) - (n - 1) / n
 
@@ -82,8 +83,9 @@ def best_of_n_distribution(
     _require_n(n)
     require_same_shape(probabilities=probabilities, scores=scores)
     p = working(probabilities)
-    if (p < 0).any() or abs(float(p.sum()) - 1.0) > 1e-6:
-        raise ValueError(f"probabilities must be non-negative and sum to 1, got a sum of {float(p.sum())}")
+    _require_distribution("probabilities", p)
+    if torch.isnan(scores).any():
+        raise ValueError("scores hold NaN; leave out the outcomes that could not be scored")
     _, rank = torch.unique(scores, return_inverse=True)
     mass = torch.zeros(int(rank.max()) + 1, dtype=p.dtype, device=p.device).index_add(0, rank, p)
     upto = mass.cumsum(0)
@@ -136,11 +138,16 @@ def majority_success(probability: float, voters: int) -> float:
             f"need a probability in [0, 1] and an odd number of voters, got {probability} and {voters}; "
             "for example 0.6 and 9"
         )
-    wrong = 1.0 - probability
-    return sum(
-        math.comb(voters, i) * probability**i * wrong ** (voters - i)
-        for i in range(voters // 2 + 1, voters + 1)
-    )
+    if probability in (0.0, 1.0):
+        return float(probability)
+    right, wrong = math.log(probability), math.log1p(-probability)
+
+    def term(i: int) -> float:
+        """In logarithms: from a thousand voters on C(n, i) is no float."""
+        ways = math.lgamma(voters + 1) - math.lgamma(i + 1) - math.lgamma(voters - i + 1)
+        return math.exp(ways + i * right + (voters - i) * wrong)
+
+    return min(1.0, sum(term(i) for i in range(voters // 2 + 1, voters + 1)))
 
 
 class OptimalPolicy(NamedTuple):
@@ -164,8 +171,8 @@ def optimal_policy(
     require_positive(beta=beta)
     require_same_shape(reference=reference, rewards=rewards)
     ref = working(reference)
-    if (ref < 0).any() or abs(float(ref.sum()) - 1.0) > 1e-6:
-        raise ValueError(f"reference must be non-negative and sum to 1, got a sum of {float(ref.sum())}")
+    _require_distribution("reference", ref)
+    require_all_finite(rewards=rewards)
     tilted = ref.log() + working(rewards) / beta
     log_z = torch.logsumexp(tilted, dim=-1)
     log_pi = tilted - log_z
@@ -187,3 +194,8 @@ def _require_counts(samples: int, correct: int, k: int) -> None:
 def _require_n(n: int) -> None:
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}; for example 16")
+
+
+def _require_distribution(name: str, p: Tensor) -> None:
+    if not (p >= 0).all() or abs(float(p.sum()) - 1.0) > 1e-6:
+        raise ValueError(f"{name} must be non-negative and sum to 1, got a sum of {float(p.sum())}")

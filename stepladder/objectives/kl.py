@@ -21,6 +21,7 @@ from ._checks import (
     require_bool,
     require_choice,
     require_finite,
+    require_finite_number,
     require_positive,
     require_same_shape,
     working,
@@ -45,8 +46,9 @@ def kl_estimate(
 
     With `sampling_logprobs` (those of the policy that drew the tokens, constant) the estimate is multiplied
     by r_t = exp(lp_t − sampling_t), differentiable: DeepSeek-V3.2's off-policy form (arXiv:2512.02556),
-    unbiased in value and gradient: E_old[r·k1] and E_old[r·k3] = KL(π‖ref), gradients included. Exponents
-    are clamped to ±20."""
+    unbiased in value and gradient: E_old[r·k1] and E_old[r·k3] = KL(π‖ref), gradients included. The
+    exponent of r is clamped to ±20; in k3, d is held at −20 and above, beyond which it is constant (its
+    exponent alone clamped, k3 would push π further away there)."""
     require_choice("estimator", estimator, get_args(Estimator))
     d = log_ratios(logprobs, reference_logprobs, mask)
     if estimator == "k1":
@@ -54,7 +56,8 @@ def kl_estimate(
     elif estimator == "k2":
         estimate = 0.5 * d**2
     else:
-        estimate = (-d).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() - 1 + d
+        held = d.clamp(min=-LOG_RATIO_LIMIT)
+        estimate = (-held).exp() - 1 + held
     if sampling_logprobs is not None:
         drift = log_ratios(logprobs, sampling_logprobs, mask)
         estimate = estimate * drift.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -105,6 +108,12 @@ def adaptive_kl_coefficient(
     `kl` and `target` in nats per sequence, `samples` n and `horizon` in episodes.
     """
     require_positive(coefficient=coefficient, target=target, samples=samples, horizon=horizon)
+    require_finite_number(kl=kl)
+    if samples >= 5 * horizon:
+        raise ValueError(
+            f"samples must stay below 5 times the horizon, or the coefficient falls to 0, got {samples} and "
+            f"{horizon}; for example horizon=10000"
+        )
     error = max(-0.2, min(0.2, kl / target - 1.0))
     return coefficient * (1.0 + error * samples / horizon)
 
@@ -118,6 +127,7 @@ def adaptive_entropy_coefficient(
     Skywork-OR1 (arXiv:2505.22312). Entropy and target in nats per token; the coefficient never falls below 0.
     """
     require_positive(delta=delta)
+    require_finite_number(coefficient=coefficient, entropy=entropy, target=target)
     moved = coefficient + delta if entropy < target else coefficient - delta
     following = max(moved, 0.0)
     return following, following if entropy <= target else 0.0

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ._checks import require_bool, require_positive, require_same_shape, working
+from ._checks import require_all_finite, require_bool, require_positive, require_same_shape, working
 
 
 def mismatched_answers(count: int) -> Int[Tensor, "n"]:
@@ -32,6 +32,7 @@ def kto_reference_point(mismatched_log_ratio: Float[Tensor, "n"]) -> Float[Tenso
             f"KTO's reference point needs at least 2 mismatched pairs, got {mismatched_log_ratio.numel()}; "
             "use a batch of 2 or more"
         )
+    require_all_finite(mismatched_log_ratio=mismatched_log_ratio.detach())
     return working(mismatched_log_ratio.detach()).mean().clamp(min=0.0)
 
 
@@ -48,7 +49,13 @@ def kto_value(
     require_same_shape(log_ratio=log_ratio, desirable=desirable)
     require_bool(desirable, "desirable")
     require_positive(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
-    above = beta * (log_ratio - reference_point.detach())
+    if reference_point.shape != ():
+        raise ValueError(
+            f"reference_point has shape {tuple(reference_point.shape)}; pass the one number of "
+            "kto_reference_point, taken over the whole step"
+        )
+    require_all_finite(log_ratio=log_ratio.detach(), reference_point=reference_point.detach())
+    above = beta * (working(log_ratio) - reference_point.detach())
     gain = desirable_weight * torch.sigmoid(above)
     return torch.where(desirable, gain, undesirable_weight * torch.sigmoid(-above))
 
@@ -74,7 +81,8 @@ def kto(
         desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight,
     )
-    weight = torch.where(desirable, desirable_weight, undesirable_weight).to(value.dtype)
+    # where() on two plain numbers would give float32 and lose digits of a float64 loss
+    weight = torch.full_like(value, undesirable_weight).masked_fill(desirable, desirable_weight)
     reward = beta * working(log_ratio.detach())
     up, down = desirable.to(reward.dtype), (~desirable).to(reward.dtype)
     metrics = {

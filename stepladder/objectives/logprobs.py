@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._checks import require_bool, require_positive, require_same_shape, working
+from ._checks import require_all_finite, require_bool, require_positive, require_same_shape, working
 
 
 def next_token_targets(
@@ -36,11 +36,14 @@ def full_logprobs(
     small V.
 
     Temperature divides the logits, not the log-probability (that would not be normalised). Entropy is
-    differentiable."""
+    differentiable; a forbidden token (logit −∞) adds 0 to it."""
     require_positive(temperature=temperature)
     logp = torch.log_softmax(working(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen, -(logp.exp() * logp).sum(-1)
+    forbidden = logp.numel() > 0 and bool(torch.isneginf(logp.detach().amin()))
+    # another tensor of this size only where it is needed
+    possible = logp.masked_fill(torch.isneginf(logp), 0.0) if forbidden else logp
+    return chosen, -(logp.exp() * possible).sum(-1)
 
 
 def chunked_logprobs(
@@ -67,7 +70,8 @@ def chunked_logprobs(
     require_positive(temperature=temperature, chunk=chunk)
     if soft_cap is not None:
         require_positive(soft_cap=soft_cap)
-    if hidden.shape[-1] != head_weight.shape[-1] or hidden.shape[:-1] != targets.shape:
+    fits = hidden.dim() == 2 and hidden.shape[-1] == head_weight.shape[-1]
+    if not fits or hidden.shape[:-1] != targets.shape:
         raise ValueError(
             f"shapes do not fit: hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)}, "
             f"targets {tuple(targets.shape)}; pass [N, d], [V, d], [N]"
@@ -79,6 +83,8 @@ def chunked_logprobs(
                 f"targets span {least} to {most} but the head has {head_weight.shape[0]} rows; "
                 "replace ignored targets (such as -100) by 0 and mask them"
             )
+    if bias is not None and bias.device.type == "cpu":
+        require_all_finite(bias=bias.detach())
     settings = (float(temperature), int(chunk), soft_cap, differentiable_entropy)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLogprobs.apply
     logprobs, entropy = apply(hidden, head_weight, bias, targets, settings)

@@ -33,7 +33,7 @@ def squared_surrogate(
     trajectory_index: Int[Tensor, "B"] | None = None,
 ) -> Float[Tensor, "B"]:
     """(r − r̄ − τ·Λ)²/(2τ), Λ = Σ_t m_t(lp_t − prox_t), one loss per row; its gradient is −coefficient·∇log
-    π.
+    π (arXiv:2501.12599; there without the factor 1/(2τ)).
 
     π_i is the previous iterate, so `proximal_logprobs` are its log-probabilities; the paper resets the
     optimiser at each iteration. Rows of one trajectory are summed and each carries the trajectory's loss,
@@ -44,5 +44,6 @@ def squared_surrogate(
     summed = log_ratios(logprobs, proximal_logprobs, mask).sum(dim=-1)
     if trajectory_index is not None:
         summed = sum_by_index(summed, trajectory_index)[0]
-    coefficient = mirror_descent_coefficient(working(rewards), working(baseline), summed, tau=tau)
+    r, b = working(rewards.detach()), working(baseline.detach())
+    coefficient = mirror_descent_coefficient(r, b, summed, tau=tau)
     return coefficient**2 / (2 * tau)

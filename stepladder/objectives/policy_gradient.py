@@ -17,6 +17,7 @@ from ._checks import (
     require_bool,
     require_choice,
     require_finite,
+    require_per_row,
     require_same_shape,
     working,
     zero_where_masked,
@@ -94,6 +95,7 @@ def ratios(
             raise ValueError(
                 "trajectory_log_ratio needs trajectory_length: the trained tokens it was summed over"
             )
+        require_per_row(mask, trajectory_log_ratio=trajectory_log_ratio, trajectory_length=trajectory_length)
         summed, lengths = trajectory_log_ratio.to(summed.dtype), trajectory_length.to(summed.dtype)
     exponent = summed / lengths.clamp(min=1) if ratio_level == "sequence" else summed
     value = exponent.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().unsqueeze(-1)

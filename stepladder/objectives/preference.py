@@ -1,14 +1,14 @@
-"""Preference losses: DPO and its relatives, SimPO, KTO, ORPO.
+"""Preference losses on pairs: DPO and its relatives, SimPO, ORPO. (Single answers: `kto`.)
 
 All start from sums over response tokens, one number per answer (`sequence_sums`): for a pair, chosen w and
 rejected l,
 
-    Δ_w = log π_θ(y_w) − log π_ref(y_w),   Δ_l likewise,   h = Δ_w − Δ_l,   margin = β·h,   σ the logistic
-    function.
+    Δ_w = log π_θ(y_w) − log π_ref(y_w),   Δ_l likewise,   h = Δ_w − Δ_l,   margin = β·h
 
-Every function returns one loss per pair (per answer for KTO), to be averaged over the pairs of the whole
-optimiser step with `mean_over_step`. Metrics are detached means over the batch with their number under
-`pairs` (`reduce.merge_metrics(parts, count="pairs")`). −log σ(x) is softplus(−x), which does not overflow.
+with σ the logistic function. Every function returns one loss per pair, in at least float32, to be averaged
+over the pairs of the whole optimiser step with `mean_over_step`. Metrics are detached means over the batch
+with their number under `pairs` (`reduce.merge_metrics(parts, count="pairs")`). −log σ(x) is softplus(−x),
+which does not overflow.
 """
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ._checks import (
+    require_all_finite,
     require_bool,
     require_finite,
+    require_finite_number,
     require_positive,
     require_same_shape,
     working,
@@ -57,7 +59,7 @@ def implicit_reward(log_ratio: Float[Tensor, "*B"], *, beta: float) -> Float[Ten
     """r̂ = β·(log π_θ(y) − log π_ref(y)), in reward units (arXiv:2305.18290, eq. 5 without the prompt's
     term)."""
     require_positive(beta=beta)
-    return beta * log_ratio
+    return beta * working(log_ratio)
 
 
 def dpo_margin(
@@ -65,6 +67,9 @@ def dpo_margin(
 ) -> Float[Tensor, "*B"]:
     """m = β·(Δ_w − Δ_l), the difference of implicit rewards."""
     require_same_shape(chosen_log_ratio=chosen_log_ratio, rejected_log_ratio=rejected_log_ratio)
+    require_all_finite(
+        chosen_log_ratio=chosen_log_ratio.detach(), rejected_log_ratio=rejected_log_ratio.detach()
+    )
     return implicit_reward(chosen_log_ratio, beta=beta) - implicit_reward(rejected_log_ratio, beta=beta)
 
 
@@ -132,7 +137,10 @@ def ipo(
     The paper writes sums; TRL and HALOs average and report the authors' agreement, OpenRLHF sums.
     """
     require_positive(tau=tau)
-    chosen, rejected = chosen_log_ratio, rejected_log_ratio
+    require_all_finite(
+        chosen_log_ratio=chosen_log_ratio.detach(), rejected_log_ratio=rejected_log_ratio.detach()
+    )
+    chosen, rejected = working(chosen_log_ratio), working(rejected_log_ratio)
     if average:
         chosen = _per_token(chosen, chosen_lengths)
         rejected = _per_token(rejected, rejected_lengths)
@@ -210,6 +218,7 @@ def orpo(
     chosen = _per_token(chosen_logprob, chosen_lengths)
     rejected = _per_token(rejected_logprob, rejected_lengths)
     require_same_shape(chosen_logprob=chosen, rejected_logprob=rejected)
+    require_all_finite(chosen_logprob=chosen.detach(), rejected_logprob=rejected.detach())
     log_odds = _log_odds(chosen) - _log_odds(rejected)
     metrics = _pair_metrics(weight * chosen, weight * rejected)
     metrics["log_odds_ratio"] = log_odds.detach().mean()
@@ -228,7 +237,8 @@ def _per_token(values: Tensor, lengths: Tensor) -> Tensor:
         raise ValueError(
             "lengths hold a value below 1; an answer without tokens has no average, drop the pair"
         )
-    return values / lengths.to(values.dtype)
+    total = working(values)
+    return total / lengths.to(total.dtype)
 
 
 def _simpo_gamma(beta: float, gamma: float | None, ratio: float | None) -> float:
@@ -238,7 +248,9 @@ def _simpo_gamma(beta: float, gamma: float | None, ratio: float | None) -> float
             f"give exactly one of gamma (absolute) and gamma_beta_ratio, got {gamma} and {ratio}; "
             "for example gamma=1.0, or gamma_beta_ratio=0.5"
         )
-    return gamma if gamma is not None else beta * (ratio or 0.0)
+    chosen = gamma if gamma is not None else beta * (ratio or 0.0)
+    require_finite_number(gamma=chosen)
+    return chosen
 
 
 def _require_smoothing(label_smoothing: float) -> None:

@@ -4,16 +4,17 @@ Every aggregation is a sum of token losses over a denominator that belongs to th
 
     L = Σ_i Σ_t m_it·ℓ_it / D_i
 
-    token_mean        D_i = N                       N   trained tokens of the step sequence_mean     D_i =
-    S·len(i)                S   trajectories of the step, len(i) trained tokens of i's constant          D_i
-    = S·L                     L   a fixed length, the generation limit sequence_sum      D_i = S
-    group_token_mean  D_i = Q·tokens(q(i))          Q   groups of the step, tokens(q) trained tokens of
-    group q
+    token_mean        D_i = N                  N trained tokens of the step
+    sequence_mean     D_i = S·len(i)           S trajectories of the step, len(i) trained tokens of i's
+    constant          D_i = S·L                L a fixed length, the generation limit
+    sequence_sum      D_i = S
+    group_token_mean  D_i = Q·tokens(q(i))     Q groups of the step, tokens(q) trained tokens of group q
 
 So `step_denominators` is called once on the rows of the whole step, its result is cut like any other
 column, and the losses of the micro-batches are *added*. The gradient then does not depend on how the step
 was cut."""
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -34,6 +35,7 @@ def trained_lengths(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
 def sum_by_index(values: Tensor, index: Int[Tensor, "n"]) -> tuple[Tensor, Tensor]:
     """Sums of `values` [n] over equal indices, as (for each row the sum of its class, for each class the
     sum)."""
+    require_same_shape(values=values, index=index)
     _, inverse = torch.unique(index, return_inverse=True)
     classes = int(inverse.max()) + 1 if inverse.numel() else 0
     sums = torch.zeros(classes, dtype=values.dtype, device=values.device).index_add(0, inverse, values)
@@ -61,7 +63,8 @@ def step_denominators(
     verl and TRL count them in some modes).
 
     Over several ranks, reduce the counts first and pass them as `tokens`, `sequences`, `groups`; the
-    trajectories and groups themselves must lie whole on one rank."""
+    trajectories and groups themselves must lie whole on one rank. Raises when a count is below that of the
+    rows given."""
     require_choice("mode", mode, get_args(Aggregation))
     own_trajectory = torch.arange(len(lengths), device=lengths.device)
     trajectory = own_trajectory if trajectory_index is None else trajectory_index
@@ -72,9 +75,9 @@ def step_denominators(
     if mode == "group_token_mean":
         row_group_tokens, group_count = _group_counts(trained, group_index)
     counts = {
-        "tokens": float(trained.sum()) if tokens is None else tokens,
-        "sequences": float((trajectory_tokens > 0).sum()) if sequences is None else sequences,
-        "groups": group_count if groups is None else groups,
+        "tokens": _of_step("tokens", tokens, float(trained.sum())),
+        "sequences": _of_step("sequences", sequences, float((trajectory_tokens > 0).sum())),
+        "groups": _of_step("groups", groups, group_count),
     }
     # D_i = what the step counts × what the row counts
     per_row = {
@@ -86,6 +89,17 @@ def step_denominators(
     }[mode]
     # A row without trained tokens has nothing to divide; 1 keeps its zero a zero.
     return torch.where(per_row > 0, per_row, torch.ones_like(per_row))
+
+
+def _of_step(name: str, given: float | None, of_rows: float) -> float:
+    """The count of the whole step, which cannot be below that of the rows at hand."""
+    if given is None:
+        return of_rows
+    if not of_rows <= given < float("inf"):
+        raise ValueError(
+            f"{name} is {given}, but the rows given hold {of_rows:g} alone; pass the sum over all ranks"
+        )
+    return given
 
 
 def _fixed_length(mode: str, constant: float | None) -> float:
@@ -129,6 +143,9 @@ def aggregate(
 def merge_metrics(parts: list[dict[str, Tensor]], *, count: str = "tokens") -> dict[str, Tensor]:
     """Metrics of a step from those of its micro-batches: means weighted by their `count`, `_max` as maximum.
 
+    `perplexity`, `ppl_ratio` and `ess` are no means; they are computed again from the merged means.
+    `explained_variance` and `score_std` stay means of the micro-batches' own values.
+
     Summing or averaging the parts is the known fault (accuracies above 1 under accumulation); every metrics
     dictionary of this layer therefore carries the number of what it averaged over, `tokens` or `pairs`.
     """
@@ -142,4 +159,19 @@ def merge_metrics(parts: list[dict[str, Tensor]], *, count: str = "tokens") -> d
             merged[name] = values.max()
         elif name != count:
             merged[name] = (values * weights).sum() / weights.sum().clamp(min=1)
+    for name in merged.keys() & _FROM_MEANS.keys():
+        sources, formula = _FROM_MEANS[name]
+        if merged.keys() >= set(sources):
+            merged[name] = formula(*(merged[source] for source in sources))
     return merged
+
+
+# (Σw)²/(n·Σw²) = mean(w)²/mean(w²), with mean(w) = k3 + 1 − k1 and mean(w²) = χ² + 1
+_FROM_MEANS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "perplexity": (("nll",), torch.exp),
+    "ppl_ratio": (("mismatch_k1",), torch.exp),
+    "ess": (
+        ("mismatch_k1", "mismatch_k3", "chi2"),
+        lambda k1, k3, chi2: (k3 + 1 - k1) ** 2 / (chi2 + 1).clamp(min=1e-30),
+    ),
+}

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from ._checks import (
+    require_all_finite,
     require_bool,
     require_choice,
     require_finite,
+    require_finite_number,
     require_same_shape,
     working,
     zero_where_masked,
@@ -43,10 +45,15 @@ def bradley_terry(
     the first term leaves free. Without centring ∂L/∂r_w = −(1 − P), ∂L/∂r_l = 1 − P. Metrics (`pairs`):
     accuracy (ties are not wins), margin, mean and spread of scores."""
     require_same_shape(chosen=chosen, rejected=rejected)
-    require_finite(
-        torch.ones_like(chosen, dtype=torch.bool), chosen=chosen.detach(), rejected=rejected.detach()
-    )
-    if centring < 0:
+    require_all_finite(chosen=chosen.detach(), rejected=rejected.detach())
+    if isinstance(margin, Tensor):
+        require_same_shape(chosen=chosen, margin=margin)
+        require_all_finite(margin=margin)
+    else:
+        require_finite_number(margin=margin)
+    if chosen.numel() == 0:
+        raise ValueError("the batch holds no pair; pass at least one")
+    if not centring >= 0:
         raise ValueError(f"centring must not be negative, got {centring}; for example 0.01")
     w, v = working(chosen), working(rejected)
     losses = softplus(-(w - v - margin)) + centring * (w + v) ** 2
@@ -76,7 +83,7 @@ def step_cross_entropy(
     logits: Float[Tensor, "B S"], labels: Float[Tensor, "B S"], mask: Bool[Tensor, "B S"]
 ) -> tuple[Float[Tensor, "B S"], dict[str, Tensor]]:
     """−[y·log σ(z) + (1−y)·log σ(−z)] at the token that ends each step, 0 elsewhere; labels in [0, 1], soft
-    allowed.
+    allowed (arXiv:2305.20050, arXiv:2312.08935).
 
     Reduce with `reduce.aggregate` (mode token_mean is the mean over steps of the optimiser step). Metrics:
     accuracy of σ(z) > ½ against y > ½, `tokens` counts steps."""
@@ -134,8 +141,8 @@ def solution_score(
     if not mask.any(dim=-1).all():
         raise ValueError("a solution has no step; give every solution at least one True in the mask")
     logp = working(step_logprobs)
-    if (zero_where_masked(mask, logp) > 0).any():
-        raise ValueError("step_logprobs hold a value above 0; pass logarithms of probabilities")
+    if not (zero_where_masked(mask, logp) <= 0).all():
+        raise ValueError("step_logprobs hold a value above 0 or NaN; pass logarithms of probabilities")
     if aggregation == "product":
         return zero_where_masked(mask, logp).sum(dim=-1).exp()
     if aggregation == "min":

@@ -27,8 +27,9 @@ def export_model(
 ) -> Path:
     """Write model, tokenizer, chat template and generation config to `path`, whole or not at all.
 
-    Weights are safetensors, tied ones stored once. A PEFT model is written as its adapter, or with
-    `merged=True` as a plain model; the merge works on a copy, so the weights in training do not change.
+    Weights are safetensors, tied ones stored once. A PEFT model is written as its adapter, or as a plain
+    model with `merged=True`, and where its base was made from scratch: without a name of the base an
+    adapter cannot be loaded. The merge works on a copy, so the weights in training do not change.
     `stop_token_ids` (default: the model's and the tokenizer's end tokens) become `eos_token_id`, so that
     other software stops where training did. An earlier export at `path` is replaced.
 
@@ -40,16 +41,19 @@ def export_model(
     from peft import PeftModel
 
     is_adapter = isinstance(model, PeftModel)
-    if is_adapter and merged:
+    if is_adapter and (merged or not _names_its_base(model)):
         # copy.deepcopy keeps every adapter type right (DoRA, saved modules) at the price of one more model.
         merged_copy: Any = copy.deepcopy(model)
         model = merged_copy.merge_and_unload()
-        is_adapter = False
     with atomic_directory(path) as folder:
         _save_network(model, folder)
         tokenizer.save_pretrained(folder)
         _generation_config(model, tokenizer, stop_token_ids).save_pretrained(folder)
     return path
+
+
+def _names_its_base(model: Any) -> bool:
+    return all(config.base_model_name_or_path for config in model.peft_config.values())
 
 
 def _save_network(model: Any, folder: Path) -> None:

@@ -138,9 +138,10 @@ def _message(role: str, text: str) -> list[str]:
 
 
 def _trained(run: RunData) -> str:
-    """How many steps each phase took."""
-    steps: dict[str, int] = {}
+    """How many steps each phase took; a validation has a line of its own, with the step it came after."""
+    steps: dict[str, set[Any]] = {}
     for record in run.metrics:
-        phase = str(record.get("phase", "train"))
-        steps[phase] = steps.get(phase, 0) + 1
-    return ", ".join(f"{printable(phase)}: {count} steps" for phase, count in steps.items())
+        steps.setdefault(str(record.get("phase", "train")), set()).add(record.get("step"))
+    return ", ".join(
+        f"{printable(phase)}: {len(seen)} step{'s' * (len(seen) != 1)}" for phase, seen in steps.items()
+    )

@@ -13,7 +13,7 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
     """Raise ConfigError or DataError for tasks, demonstrations or data that are not there."""
     e = recipe.evaluation
     require_tasks(world, e.split, max(e.tasks, e.raw))
-    if e.few_shot and not hasattr(world, "demonstrations"):
+    if e.few_shot and not world.demonstrates:
         raise ConfigError(
             f"evaluation.few_shot={e.few_shot} needs worked examples, but the environment "
             f"{recipe.environment.name!r} has no demonstrations(count, seed) method; add one, or set "
@@ -27,7 +27,7 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
 
 def _check_demonstrations(settings: SftSection, world: CheckedWorld, name: str) -> None:
     if settings.data is None:
-        if not hasattr(world, "demonstrations"):
+        if not world.demonstrates:
             raise ConfigError(
                 f"sft.demonstrations asks the environment {name!r} for demonstrations, but it has no "
                 "demonstrations(count, seed) method; add one, or give sft.data"

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from stepladder.agents import Agents, EndpointAgent, endpoint_client
 from stepladder.config import EvalRecipe, eval_recipe
-from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
 from stepladder.reports.run import RECIPE
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
-from stepladder.training.setup import limits_of, prepare
+from stepladder.training.setup import limits_of, make_world, prepare
 from stepladder.types import Trajectory
 
 
@@ -88,9 +88,7 @@ def _agents(
         with contextlib.closing(prepare(recipe)) as bench:
             yield bench.runner, bench.world, bench.agents(temperature)
         return
-    world = load_world(
-        recipe.environment.name, deadline=recipe.rollout.deadline, **recipe.environment.options
-    )
+    world = make_world(recipe)
     with asyncio.Runner() as runner:
         runner.run(world.setup())
         client = endpoint_client(url, deadline=recipe.rollout.deadline)

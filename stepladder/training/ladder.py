@@ -156,7 +156,8 @@ class Ladder:
             self._evaluate("rl", self.rl.step, e.tasks)
         self.display.status("saving the model")
         with room_for("the trained model", self.folder.path):
-            export_model(self.bench.policy.model, self.bench.policy.tokenizer, self.folder.final)
+            policy, stops = self.bench.policy, self.bench.renderer.stop_token_ids
+            export_model(policy.model, policy.tokenizer, self.folder.final, stop_token_ids=stops)
 
     # -- rungs ----------------------------------------------------------------------------------------
 
@@ -209,7 +210,8 @@ class Ladder:
                 played = [t for group in groups for t in group.trajectories]
                 self.folder.log_trajectories(played, step=step, phase="rl")
                 if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
-                    self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
+                    with self.display.aside():
+                        self._evaluate(f"rl-{step}", step, self.recipe.evaluation.tasks, keep=0)
                 if step % self.recipe.run.checkpoint_every == 0:
                     self._save()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -32,28 +33,44 @@ class Display:
         self.quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._name, self._total, self._began, self._first = "", 0, 0.0, 0
+        self._name, self._unit, self._total, self._began, self._first, self._last = "", "", 0, 0.0, 0, 0
 
     def start(self, name: str, total: int, done: int, *, unit: str = "steps") -> None:
         """A new phase of `total` units, `done` of them already behind us."""
         self.stop()
-        self._name, self._total, self._began, self._first = name, total, time.monotonic(), done
+        self._name, self._unit, self._total = name, unit, total
+        self._began, self._first, self._last = time.monotonic(), done, done
+        self._show_bar()
+
+    def _show_bar(self) -> None:
         if self.quiet or not self.console.is_terminal:
             return
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(24),
-            TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
+            TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {self._unit}"),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
         )
         self._bar.start()
-        self._task = self._bar.add_task(name, total=total, completed=done, note="")
+        self._task = self._bar.add_task(self._name, total=self._total, completed=self._last, note="")
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, another phase may start and end; then this one goes on. Its time left knows no pause."""
+        phase, paused = (self._name, self._unit, self._total, self._first, self._last), time.monotonic()
+        began = self._began
+        yield
+        self.stop()
+        self._name, self._unit, self._total, self._first, self._last = phase
+        self._began = began + time.monotonic() - paused
+        self._show_bar()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One unit of the phase is done."""
+        self._last = step
         note = "  ".join(f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in metrics)
         for key in ("failed", "unscored"):
             if metrics.get(key):

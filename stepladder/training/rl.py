@@ -130,7 +130,7 @@ def _updates(
     rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
     metrics: Metrics = {"learning_rate": rate}
     if not batch.samples:
-        return {**metrics, "updated": 0.0, "grad_norm": 0.0}
+        return {**metrics, "updated": 0.0, "grad_norm": 0.0, "trained_tokens": 0.0}
 
     def on_policy(measured: Metrics) -> None:
         check_on_policy(measured, exact_limit=1e-3 if exact else None, mean_limit=0.25)
@@ -155,6 +155,7 @@ def _updates(
             metrics |= {k: v for k, v in got.items() if k.startswith(("ratio", "clip", "approx_kl"))}
         if not got["updated"]:
             break
+    metrics["trained_tokens"] = metrics.pop("tokens", 0.0)
     return metrics
 
 
@@ -206,7 +207,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "failed": float(len(played) - len(whole)),
         "unscored": float(len(whole) - len(scored)),
         "turns": sum(len(t.turns) for t in whole) / n,
-        "tokens": float(sum(t.num_sampled_tokens for t in whole)),
+        "sampled_tokens": float(sum(t.num_sampled_tokens for t in whole)),
         "response_length": sum(t.num_sampled_tokens for t in whole) / n,
         "dead_groups": sum(_equal(v) for v in values) / max(len(groups), 1),
     }

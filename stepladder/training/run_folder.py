@@ -95,7 +95,7 @@ class RunFolder:
         if not overwrite:
             raise ConfigError(
                 f"the run folder {path} exists; continue it with `stepladder resume {path}`, choose another "
-                "name, or set overwrite = true to delete it."
+                "name, or delete it with --overwrite (from Python: overwrite=True)."
             )
         if not whole:
             raise ConfigError(f"{path} is no run folder (no {RECIPE}), so overwrite will not delete it.")

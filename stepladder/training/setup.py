@@ -15,6 +15,7 @@ from stepladder.config import EvalRecipe, Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
 from stepladder.policies.tiny import tiny_model
@@ -64,9 +65,7 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         torch.use_deterministic_algorithms(True)
         # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    world = load_world(
-        recipe.environment.name, deadline=recipe.rollout.deadline, **recipe.environment.options
-    )
+    world = make_world(recipe)
     scorer = _scorer(recipe)
     with contextlib.ExitStack() as undo:
         runner = undo.enter_context(asyncio.Runner())
@@ -88,6 +87,18 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         )
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, engine, limits_of(recipe), scorer, runner)
+
+
+def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
+    """The world of the recipe. Raises ConfigError where there is none, or an option is unknown."""
+    e = recipe.environment
+    if "deadline" in e.options:
+        asked = e.options["deadline"]
+        raise ConfigError(
+            f"environment.options.deadline={asked!r} is no option of an environment: the seconds that its "
+            f"phases may take are a key of the rollout; write rollout.deadline = {asked}"
+        )
+    return load_world(e.name, deadline=recipe.rollout.deadline, **e.options)
 
 
 def limits_of(recipe: Recipe | EvalRecipe) -> Limits:

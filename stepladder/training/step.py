@@ -123,6 +123,9 @@ def rl_update(
     samples = [batch.samples[i] for i in live]
     parts: list[dict[str, Tensor]] = []
     loss_sum, computed = 0.0, 0
+    # micro_batches keeps the rows of a split trajectory in one micro-batch (and they are all live or none:
+    # one trajectory, one advantage). So sums over a trajectory are whole here, and the surrogate needs no
+    # trajectory_log_ratio or trajectory_length from elsewhere.
     for chunk in micro_batches(samples, token_budget):
         rows = [live[k] for k in chunk]
         scores = policy.logprobs([batch.samples[i] for i in rows], temperature=temperature)

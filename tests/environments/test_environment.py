@@ -445,3 +445,11 @@ def test_a_light_episode_costs_far_less_than_a_millisecond_of_cpu():
     began = time.process_time()
     asyncio.run(episodes(200))
     assert (time.process_time() - began) / 200 < 1e-3  # measured: 0.03 ms
+
+
+def test_an_option_may_have_any_name():
+    class Named(Echo):
+        def __init__(self, name, target):
+            self.said = (name, target)
+
+    assert as_world(Named, tasks=["?"], name="n", target="t").make().inner.said == ("n", "t")

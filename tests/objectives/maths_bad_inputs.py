@@ -40,6 +40,9 @@ YES = torch.tensor([True, False])
 LEN = torch.tensor([2, 3])
 P = torch.tensor([0.5, 0.5])
 IDS = torch.zeros(2, 3, dtype=torch.long)
+WHOLE = torch.tensor([1, 0])
+TAIL = torch.tensor([[0.0, 1.0, NAN], [0.0, 1.0, NAN]])
+SHORT = torch.tensor([[True, True, False], [True, True, False]])
 HIDDEN, HEAD, TARGETS = torch.zeros(4, 5), torch.zeros(7, 5), torch.zeros(4, dtype=torch.long)
 ZERO = torch.tensor(0.0)
 surrogate = policy_gradient.clipped_surrogate
@@ -70,6 +73,60 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "shape: targets": (lambda: next_token_targets(IDS, MASK[:1]), "shapes differ"),
     "shape: kimi": (lambda: mirror.squared_surrogate(LP, WIDE, A, A, MASK, tau=1.0), "shapes differ"),
     "shape: domains": (lambda: domains.task_normalised_advantages(A, LEN, torch.zeros(3).long()), "shapes"),
+    "shape: scores": (
+        lambda: credit.kl_penalised_rewards(A[:, None], LP, MASK, coefficient=0.1),
+        "scores has shape",
+    ),
+    "shape: one score": (
+        lambda: credit.kl_penalised_rewards(A[:1], LP, MASK, coefficient=0.1),
+        "scores has shape",
+    ),
+    "shape: off-policy mask": (
+        lambda: corrections.off_policy_sequence_mask(LP, LP, A[:, None], MASK),
+        "advantages has shape",
+    ),
+    "shape: trajectories of a ratio": (
+        lambda: surrogate(LP, LP, A, MASK, ratio_level="sequence", trajectory_index=TWO[:1]),
+        "shapes differ",
+    ),
+    "shape: ratio of a trajectory": (
+        lambda: surrogate(
+            LP,
+            LP,
+            A,
+            MASK,
+            ratio_level="sequence",
+            trajectory_log_ratio=A[:, None],
+            trajectory_length=A[:, None],
+        ),
+        "trajectory_log_ratio has shape",
+    ),
+    "shape: margin": (lambda: reward_model.bradley_terry(A, A, margin=A[:, None]), "shapes differ"),
+    "shape: kto reference": (lambda: kto.kto(A, YES, A), "reference_point has shape"),
+    "shape: batched hidden states": (
+        lambda: chunked_logprobs(HIDDEN[None], HEAD, TARGETS[None]),
+        "shapes do not fit",
+    ),
+    # integers, which would cut every result to an integer
+    "integers: rewards": (lambda: advantages.group_advantages(WHOLE, TWO), "rewards.float()"),
+    "integers: one baseline": (lambda: advantages.constant_advantages(WHOLE), "rewards.float()"),
+    "integers: whiten": (lambda: advantages.whiten(IDS, MASK), "values.float()"),
+    "integers: turns": (lambda: credit.turn_returns(WHOLE, TWO, gamma=0.9), "turn_rewards.float()"),
+    "integers: token returns": (lambda: credit.token_returns(IDS, MASK, gamma=0.9), "rewards.float()"),
+    "integers: kl": (
+        lambda: credit.kl_penalised_rewards(A, IDS, MASK, coefficient=0.1),
+        "kl.float()",
+    ),
+    "integers: values": (lambda: credit.gae(LP, IDS, MASK), "values.float()"),
+    "integers: gigpo": (lambda: credit.gigpo_advantages(WHOLE, WHOLE, TWO, TWO), "turn_rewards.float()"),
+    "integers: tasks": (
+        lambda: domains.task_normalised_advantages(WHOLE, LEN, TWO),
+        "advantages.float()",
+    ),
+    "integers: environments": (
+        lambda: domains.environment_scaled_advantages(WHOLE, TWO, TWO),
+        "rewards.float()",
+    ),
     # masks
     "mask: integers": (lambda: surrogate(LP, LP, A, MASK.long()), "pass torch.bool"),
     "mask: floats": (lambda: supervised.cross_entropy(LP, MASK.float()), "pass torch.bool"),
@@ -93,6 +150,61 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "nan: max at k": (lambda: estimators.max_at_k(A * NAN, 1), "NaN or infinity"),
     "nan: kimi rewards": (lambda: mirror.squared_surrogate(LP, LP, A * NAN, A, MASK, tau=1.0), "NaN"),
     "nan: vote": (lambda: estimators.weighted_vote(["a"], [NAN]), "unscorable"),
+    "nan: reward on padding": (lambda: credit.gae(TAIL, LP, SHORT), "rewards has 2 non-finite"),
+    "nan: return on padding": (lambda: credit.token_returns(TAIL, SHORT), "rewards has 2 non-finite"),
+    "nan: turn on padding": (
+        lambda: credit.bilevel_gae(TAIL, LP, torch.where(SHORT, 0, -1)),
+        "rewards has 2 non-finite",
+    ),
+    "nan: log-ratio, dpo": (lambda: preference.dpo(A * NAN, A), "chosen_log_ratio has 2 non-finite"),
+    "nan: log-ratio, ipo": (
+        lambda: preference.ipo(A, A * NAN, LEN, LEN, average=False),
+        "rejected_log_ratio has 2 non-finite",
+    ),
+    "nan: simpo": (lambda: preference.simpo(A * NAN, A, LEN, LEN, gamma=1.0), "non-finite"),
+    "nan: orpo": (lambda: preference.orpo(-S, S * NAN, LEN, LEN), "non-finite"),
+    "nan: gamma": (lambda: preference.simpo(A, A, LEN, LEN, gamma=NAN), "gamma must be finite"),
+    "nan: kto": (lambda: kto.kto(A * NAN, YES, ZERO), "log_ratio has 2 non-finite"),
+    "nan: kto reference": (lambda: kto.kto_reference_point(A * NAN), "has 2 non-finite"),
+    "nan: kto's z0": (lambda: kto.kto(A, YES, ZERO * NAN), "reference_point has 1 non-finite"),
+    "nan: margin": (lambda: reward_model.bradley_terry(A, A, margin=NAN), "margin"),
+    "nan: centring": (lambda: reward_model.bradley_terry(A, A, centring=NAN), "centring must not"),
+    "nan: kl coefficient": (
+        lambda: credit.kl_penalised_rewards(A, LP, MASK, coefficient=NAN),
+        "must not be negative",
+    ),
+    "infinite score": (
+        lambda: credit.kl_penalised_rewards(A * INF, LP, MASK, coefficient=0.1),
+        "infinite",
+    ),
+    "nan: off-policy advantage": (
+        lambda: corrections.off_policy_sequence_mask(LP, LP, A * NAN, MASK),
+        "advantages has 2 non-finite",
+    ),
+    "nan: measured kl": (
+        lambda: kl.adaptive_kl_coefficient(0.1, kl=NAN, target=6.0, samples=1, horizon=1),
+        "kl must be finite",
+    ),
+    "nan: measured entropy": (
+        lambda: kl.adaptive_entropy_coefficient(0.1, entropy=NAN, target=0.2),
+        "entropy must be finite",
+    ),
+    "nan: baseline": (lambda: advantages.constant_advantages(A, baseline=NAN), "baseline must be finite"),
+    "nan: step of a solution": (lambda: reward_model.solution_score(HOLE, MASK), "NaN"),
+    "nan: reference distribution": (
+        lambda: estimators.optimal_policy(P * NAN, A, beta=1.0),
+        "non-negative and sum to 1",
+    ),
+    "nan: outcome's reward": (lambda: estimators.optimal_policy(P, A * NAN, beta=1.0), "rewards has 2"),
+    "nan: best of n": (lambda: estimators.best_of_n_distribution(P, A * NAN, 2), "scores hold NaN"),
+    "nan: probabilities": (
+        lambda: estimators.best_of_n_distribution(P * NAN, A, 2),
+        "non-negative and sum to 1",
+    ),
+    "infinite bias": (
+        lambda: chunked_logprobs(HIDDEN, HEAD, TARGETS, bias=torch.full((7,), -INF)),
+        "bias has 7 non-finite",
+    ),
     "infinite reward": (lambda: advantages.group_advantages(A * INF, TWO), "infinite"),
     "infinite reward, constant": (lambda: advantages.constant_advantages(A * INF), "infinite"),
     # groups and counts
@@ -100,6 +212,19 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "kto batch of one": (lambda: kto.mismatched_answers(1), "at least 2"),
     "kto reference of one": (lambda: kto.kto_reference_point(A[:1]), "at least 2"),
     "ranking of one": (lambda: reward_model.bradley_terry_ranked(A[:1]), "at least 2"),
+    "group in two environments": (
+        lambda: domains.environment_scaled_advantages(A, TWO, torch.tensor([0, 1])),
+        "group 0 lies in 2 environments",
+    ),
+    "no scores": (lambda: reward_model.bradley_terry(A[:0], A[:0]), "no pair"),
+    "horizon below a fifth of a batch": (
+        lambda: kl.adaptive_kl_coefficient(0.1, kl=0.0, target=6.0, samples=600, horizon=100),
+        "below 5 times the horizon",
+    ),
+    "a step of fewer tokens than its rows": (
+        lambda: reduce.step_denominators(LEN, mode="token_mean", tokens=0),
+        "tokens is 0",
+    ),
     "no pairs": (lambda: preference.dpo(A[:0], A[:0]), "no pair"),
     "k above n": (lambda: estimators.pass_at_k(4, 2, 5), "k must lie between 1 and .* 4, got 5"),
     "k of zero": (lambda: estimators.pass_at_k(4, 2, 0), "k must lie"),
@@ -134,6 +259,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "target must be",
     ),
     "temperature 0": (lambda: chunked_logprobs(HIDDEN, HEAD, TARGETS, temperature=0.0), "temperature must"),
+    "chunk of half a row": (lambda: chunked_logprobs(HIDDEN, HEAD, TARGETS, chunk=0), "chunk must be"),
     "temperature 0, full": (lambda: full_logprobs(LP, TARGETS[:2], temperature=0.0), "temperature must"),
     "two gammas": (
         lambda: preference.simpo(A, A, LEN, LEN, gamma=1.0, gamma_beta_ratio=0.5),

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from maths_helpers import f64, flags, idx
 
@@ -109,3 +109,21 @@ def test_domain_scores_of_a_flat_domain_are_zero() -> None:
     z = domains.domain_zscores(torch.tensor([0.7] * 7 + [1.0, 2.0]), idx(*[0] * 7, 1, 1))
     assert z[:7].tolist() == [0.0] * 7
     assert z[7:].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["none", "group_std", "batch_std"])
+@given(rewards=st.lists(st.floats(-5, 5), min_size=6, max_size=6), shift=st.floats(-50, 50))
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+def test_every_group_may_be_shifted_by_its_own_constant(
+    baseline: str, scale: str, rewards: list[float], shift: float
+) -> None:
+    r, group = f64(*rewards), idx(4, 1, 1, 4, 4, 1)
+    assume(all(float(r[group == g].std()) >= 0.01 for g in (1, 4)))
+    if scale == "batch_std":  # the batch's deviation is invariant to one common shift only
+        moved = r + shift
+    else:
+        moved = r + shift * group
+    options = {"baseline": baseline, "scale": scale}
+    before, after = (advantages.group_advantages(x, group, **options) for x in (r, moved))
+    assert torch.allclose(before, after, atol=1e-6)

@@ -107,3 +107,10 @@ def test_packing_equals_padding() -> None:
     pad_mask = torch.stack([flags(1, 1), flags(1, 0)])
     apart = step_loss(supervised.cross_entropy(padded, pad_mask)[0], pad_mask, "token_mean")
     assert together.item() == pytest.approx(apart.item(), abs=1e-6)
+
+
+def test_accuracy_of_steps_is_judged_at_one_half() -> None:
+    # σ(.3) > ½ is a right step, σ(−.3) a wrong one; two of three agree with their labels
+    logits, labels = f64([[0.3, -0.3, 0.3]]), f64([[1.0, 0.0, 0.0]])
+    _, metrics = reward_model.step_cross_entropy(logits, labels, torch.ones(1, 3, dtype=torch.bool))
+    assert metrics["accuracy"].item() == pytest.approx(2 / 3)

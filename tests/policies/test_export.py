@@ -107,3 +107,13 @@ def test_an_export_is_replaced_but_nothing_else_is(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no exported model"):
         export_model(tiny_model(32, layers=1), word_tokenizer(), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
+
+
+def test_an_adapter_of_a_base_that_lies_nowhere_is_exported_merged(tmp_path: Path) -> None:
+    """A model made from scratch has no name: its adapter alone could not be loaded again."""
+    model = _adapted()
+    expected = model(IDS).logits
+    export_model(model, word_tokenizer(), tmp_path / "m")
+    assert not (tmp_path / "m" / "adapter_config.json").exists()
+    back, _ = load_model(str(tmp_path / "m"), dtype="float32", device="cpu")
+    torch.testing.assert_close(back(IDS).logits, expected, rtol=1e-5, atol=1e-5)

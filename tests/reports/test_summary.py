@@ -94,3 +94,10 @@ def test_text_table_aligns() -> None:
         text_table(["", "n"], [["abc", "5"], ["d", "12345"]])
         == "         n\n--- ------\nabc      5\nd    12345"
     )
+
+
+def test_a_validation_line_is_no_step(tmp_path: Path) -> None:
+    """Two steps, after each of which an epoch ended and was validated; then the run was killed in step 3."""
+    records = [{"step": n, "phase": "sft", key: 1.0} for n in (1, 2) for key in ("loss", "validation_loss")]
+    _lines(tmp_path / "run", "metrics.jsonl", [*records, {"step": 1, "phase": "rl"}])
+    assert "sft: 2 steps, rl: 1 step\n" in summarise(tmp_path / "run")

@@ -1,0 +1,39 @@
+"""What a person reads while a run works."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from spine import digit_recipe
+
+from stepladder.training import ladder
+from stepladder.training.progress import Display
+
+
+def test_after_an_evaluation_in_the_middle_the_rung_goes_on_under_its_own_name(tmp_path: Path) -> None:
+    out = StringIO()
+    recipe = digit_recipe(
+        tmp_path, "run", "sft=null", "rl.steps=3", "rl.evaluate_every=1", "evaluation.raw=0"
+    )
+    ladder.train(recipe, display=Display(Console(file=out, width=200)))
+    steps = [line.split("  ")[0] for line in out.getvalue().splitlines() if "left" in line]
+    assert steps == ["rl 1/3", "rl 2/3", "rl 3/3"]
+
+
+def test_the_time_left_after_a_pause_is_that_of_the_steps(monkeypatch) -> None:
+    """Two steps of 10 s, an evaluation of 100 s: the three steps left take 30 s, not 180."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = StringIO()
+    display = Display(Console(file=out, width=200))
+    display.start("rl", 5, 0)
+    now[0] = 20.0
+    display.step(2, {})
+    with display.aside():
+        display.start("evaluating rl-2", 8, 0, unit="tasks")
+        now[0] = 120.0
+    now[0] = 130.0
+    display.step(3, {})
+    assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == ["left 30s", "left 20s"]
