@@ -39,7 +39,10 @@ def test_create_writes_recipe_and_environment(tmp_path: Path) -> None:
 def test_an_existing_run_is_not_touched(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", RECIPE) as run:
         run.log({"step": 0})
-    with pytest.raises(ConfigError, match=r"exists; continue it with `stepladder resume .*--overwrite \(from Python: overwrite=True\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"exists; continue it with `stepladder resume .*--overwrite \(from Python: overwrite=True\)",
+    ):
         RunFolder.create(tmp_path / "run", RECIPE)
     with RunFolder.open(tmp_path / "run") as run:
         assert run.metrics() == [{"step": 0}]
