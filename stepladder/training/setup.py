@@ -66,7 +66,7 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     world = make_world(recipe)
-    scorer = _scorer(recipe)
+    scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
         runner = undo.enter_context(asyncio.Runner())
         runner.run(world.setup())
@@ -157,7 +157,8 @@ def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
     return Policy(get_peft_model(policy.lm, config), policy.tokenizer)
 
 
-def _scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+    """What adds the recipe's reward functions to the scores of a group; None where it names none."""
     if not recipe.environment.rewards:
         return None
     rewards = [as_reward(path) for path in recipe.environment.rewards]
