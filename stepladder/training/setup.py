@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stepladder.agents import Agents, policy_agents
-from stepladder.config import EvalRecipe, Recipe
+from stepladder.config import EvalRecipe, ModelSection, Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import CheckedWorld, load_world
@@ -116,18 +116,26 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available)
 
 
+def resolved(model: ModelSection) -> ModelSection:
+    """The section with the device and type that "auto" stands for on this machine.
+
+    Raises ConfigError where the device is not there.
+    """
+    device = pick_device(model.device)
+    dtype = pick_dtype("float32" if (model.name, model.dtype) == ("tiny", "auto") else model.dtype, device)
+    return model.model_copy(update={"device": device, "dtype": str(dtype).removeprefix("torch.")})
+
+
 def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
     """The model of the recipe, from scratch or pretrained, with its tokenizer."""
-    m = recipe.model
-    device = pick_device(m.device)
+    m = resolved(recipe.model)
     if m.name == "tiny":
         from stepladder.data.tiny_tokenizer import tiny_tokenizer
 
         tokenizer = tiny_tokenizer(*m.options.get("symbols", ()))
         sizes = {k: v for k, v in m.options.items() if k != "symbols"}
-        dtype = pick_dtype("float32" if m.dtype == "auto" else m.dtype, device)
         model: Any = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes)
-        model = model.to(device=device, dtype=dtype)
+        model = model.to(device=m.device, dtype=getattr(torch, m.dtype))
     else:
         model, tokenizer = load_model(m.name, dtype=m.dtype, device=m.device)
     return Policy(model, tokenizer)
