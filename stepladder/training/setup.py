@@ -62,9 +62,7 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
     set_threads(recipe.run.threads)
     if recipe.run.exact:
-        torch.use_deterministic_algorithms(True)
-        # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        be_deterministic(pick_device(recipe.model.device))
     world = make_world(recipe)
     scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
@@ -87,6 +85,16 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         )
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, engine, limits_of(recipe), scorer, runner)
+
+
+def be_deterministic(device: str) -> None:
+    """Let torch refuse algorithms whose result varies from run to run; called before CUDA starts."""
+    if device.startswith("cuda"):
+        # cuBLAS repeats its sums only with a fixed workspace; without it torch raises at the first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
