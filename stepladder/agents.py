@@ -194,6 +194,21 @@ def endpoint_client(url: str, *, deadline: float) -> Any:
     return httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=deadline, headers=headers)
 
 
+async def require_endpoint(client: Any, url: str) -> None:
+    """Raise ConfigError where nothing takes a connection at `url`; whatever answers there is taken."""
+    import httpx
+
+    try:
+        await client.get("models", timeout=5.0)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        raise ConfigError(
+            f"nothing answers at {url} ({type(error).__name__}: {error}); start the server, or correct the "
+            "address: it is the part before /chat/completions, such as http://localhost:8000/v1"
+        ) from error
+    except httpx.HTTPError:  # it took the connection, and need not know this path, or be quick
+        pass
+
+
 def _wire(message: Message) -> dict[str, Any]:
     out = message.to_dict()
     for call in out.get("tool_calls", []):

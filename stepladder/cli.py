@@ -77,7 +77,10 @@ def evaluate(
         typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint"),
     ],
     env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="overrides such as rollout.max_turns=4 model.dtype=float32"),
+    ] = None,
     tasks: Annotated[int, typer.Option(help="how many held-out tasks")] = 100,
     split: Annotated[str, typer.Option(help="which split")] = "test",
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -132,13 +135,18 @@ def chat(
 @app.command(name="check-env")
 def check_env(
     env: Annotated[str, typer.Argument(help="a name or an import path such as my_module:MyWorld")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="options of the environment, such as digits=3")
+    ] = None,
     tasks: Annotated[int, typer.Option(help="how many tasks to try")] = 3,
 ) -> None:
     """Check that an environment keeps its contract."""
+    from stepladder.config import environment_options
     from stepladder.environments.check import check_environment
     from stepladder.environments.environment import load_world
 
-    report = check_environment(load_world(env), tasks=tasks)
+    given = {"deadline": 10.0, **environment_options(options or [])}
+    report = check_environment(load_world(env, **given), tasks=tasks)
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)

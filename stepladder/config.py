@@ -301,15 +301,26 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = 
 def eval_recipe(data: dict[str, Any], overrides: Sequence[str] = ()) -> EvalRecipe:
     """An `EvalRecipe` from a dictionary and overrides; raises ConfigError like `load_recipe`."""
     try:
-        return EvalRecipe.model_validate(_overridden(data, overrides))
+        return EvalRecipe.model_validate(_overridden(data, overrides, "rollout.max_turns=4"))
     except ValidationError as error:
         raise ConfigError("\n".join(_sentence(e, EvalRecipe) for e in error.errors())) from None
 
 
-def _overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def environment_options(overrides: Sequence[str]) -> dict[str, Any]:
+    """Options of an environment from the command line, `key=value` each; raises ConfigError for other text.
+
+    >>> environment_options(["digits=3", "plain=false", "name=shop"])
+    {'digits': 3, 'plain': False, 'name': 'shop'}
+    """
+    return _overridden({}, overrides, "digits=3")
+
+
+def _overridden(
+    data: dict[str, Any], overrides: Sequence[str], example: str = "rl.steps=20"
+) -> dict[str, Any]:
     data = _copy(data)
     for override in overrides:
-        _override(data, override)
+        _override(data, override, example)
     return data
 
 
@@ -362,10 +373,10 @@ def _known_keys(model: Any, location: tuple[Any, ...]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def _override(data: dict[str, Any], text: str) -> None:
+def _override(data: dict[str, Any], text: str, example: str) -> None:
     key, separator, raw = text.partition("=")
     if not separator or not key:
-        raise ConfigError(f"an override looks like rl.steps=20; got {text!r}")
+        raise ConfigError(f"an override looks like {example}; got {text!r}")
     *parents, last = key.strip().split(".")
     for parent in parents:
         child = data.setdefault(parent, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -295,3 +296,33 @@ def test_a_disk_that_really_fills_up(tmp_path: Path) -> None:
         assert steps == list(range(1, state["rl"]["step"] + 3))
     finally:
         subprocess.run(["umount", str(disk)], check=False)
+
+
+# -- what help promises ------------------------------------------------------------------------------------
+
+
+def test_the_help_of_eval_shows_overrides_that_eval_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stepladder.config import eval_recipe
+
+    assert run(monkeypatch, "eval", "--help") == 0
+    shown = re.findall(r"[a-z]+\.[a-z_]+=[^\s│]+", capsys.readouterr().out)
+    assert "rollout.max_turns=4" in shown
+    eval_recipe({"environment": {"name": "calculator"}}, shown)  # raises on a key that it does not know
+    assert run(monkeypatch, "eval", "m", "--env", "calculator", "rollout") == 1
+    assert "looks like rollout.max_turns=4; got 'rollout'" in capsys.readouterr().err
+
+
+def test_check_env_takes_the_options_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With 3 digits the reference is below 3; `plain=false` (a TOML value, no text) gives it a tool."""
+    assert run(monkeypatch, "check-env", "hidden_digit", "digits=3", "plain=false", "--tasks", "1") == 0
+    assert "1 tools" in capsys.readouterr().out
+    assert run(monkeypatch, "check-env", "hidden_digit", "digits=1") == 1
+    assert "digits must be between 2 and 10, such as 5; got 1" in capsys.readouterr().err
+    assert run(monkeypatch, "check-env", "hidden_digit", "digitss=3") == 1
+    assert "no option 'digitss'. Did you mean 'digits'? It has: digits, bonus" in capsys.readouterr().err
+    assert run(monkeypatch, "check-env", "hidden_digit", "digits") == 1
+    assert "looks like digits=3; got 'digits'" in capsys.readouterr().err

@@ -7,20 +7,21 @@ import contextlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.agents import Agents, EndpointAgent, endpoint_client
+from stepladder.agents import Agents, EndpointAgent, endpoint_client, require_endpoint
 from stepladder.config import EvalRecipe, eval_recipe
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
 from stepladder.reports.run import RECIPE
+from stepladder.rollout import Scorer
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
-from stepladder.training.setup import limits_of, make_world, prepare
+from stepladder.training.setup import limits_of, make_scorer, make_world, prepare
 from stepladder.types import Trajectory
 
 
@@ -45,18 +46,19 @@ def evaluate_model(
         sections = _trained_with(model, environment) | {"run": {"seed": seed}}
         sections["model"] = {"name": str(model_folder(model))}
     recipe = eval_recipe(sections, overrides)
-    with _agents(recipe, model if remote else None, endpoint_model, temperature) as (runner, world, agents):
+    with _table(recipe, model if remote else None, endpoint_model, temperature) as table:
         display = Display()
-        chosen = held_out(world, split, tasks)
+        chosen = held_out(table.world, split, tasks)
         display.start("evaluating", len(chosen), 0, unit="tasks")
-        result = runner.run(
+        result = table.runner.run(
             evaluate(
-                agents,
-                world,
+                table.agents,
+                table.world,
                 chosen,
                 temperature=temperature,
                 limits=limits_of(recipe),
                 seed=seed,
+                scorer=table.scorer,
                 on_trajectory=display.trajectory,
             )
         )
@@ -80,29 +82,39 @@ def model_folder(name: str) -> str | Path:
     return name
 
 
+class _Table(NamedTuple):
+    """What an evaluation is played with."""
+
+    runner: asyncio.Runner
+    world: CheckedWorld
+    agents: Agents
+    scorer: Scorer | None
+
+
 @contextlib.contextmanager
-def _agents(
-    recipe: EvalRecipe, url: str | None, endpoint_model: str, temperature: float
-) -> Iterator[tuple[asyncio.Runner, CheckedWorld, Agents]]:
+def _table(recipe: EvalRecipe, url: str | None, endpoint_model: str, temperature: float) -> Iterator[_Table]:
     if url is None:
         with contextlib.closing(prepare(recipe)) as bench:
-            yield bench.runner, bench.world, bench.agents(temperature)
+            yield _Table(bench.runner, bench.world, bench.agents(temperature), bench.scorer)
         return
-    world = make_world(recipe)
+    world, scorer = make_world(recipe), make_scorer(recipe)
+    client = endpoint_client(url, deadline=recipe.rollout.deadline)
+
+    def make(key: str) -> EndpointAgent:
+        return EndpointAgent(
+            client, endpoint_model, temperature=temperature, max_tokens=recipe.rollout.max_tokens
+        )
+
     with asyncio.Runner() as runner:
-        runner.run(world.setup())
-        client = endpoint_client(url, deadline=recipe.rollout.deadline)
-
-        def make(key: str) -> EndpointAgent:
-            return EndpointAgent(
-                client, endpoint_model, temperature=temperature, max_tokens=recipe.rollout.max_tokens
-            )
-
         try:
-            yield runner, world, make
+            runner.run(require_endpoint(client, url))
+            runner.run(world.setup())
+            try:
+                yield _Table(runner, world, make, scorer)
+            finally:
+                runner.run(world.teardown())
         finally:
             runner.run(client.aclose())
-            runner.run(world.teardown())
 
 
 def _print(result: Evaluation, model: str, environment: str) -> None:

@@ -35,7 +35,7 @@ from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import RlState, run_rl
 from stepladder.training.run_folder import RunFolder
-from stepladder.training.setup import Workbench, prepare
+from stepladder.training.setup import Workbench, prepare, resolved
 from stepladder.training.sft import SftState, run_sft
 from stepladder.training.tasks import TaskSampler
 from stepladder.training.tracking import open_tracker, require_tracker
@@ -68,6 +68,9 @@ def train(
     require_tracker(recipe.run.track)
     path = Path(recipe.run.out) / recipe.run.name
     RunFolder.check_new(path, overwrite=overwrite)
+    # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
+    # computes in the policy's type; rl.correction = "auto" follows from the two.
+    recipe = recipe.model_copy(update={"model": resolved(recipe.model)})
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)

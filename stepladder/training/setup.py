@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stepladder.agents import Agents, policy_agents
-from stepladder.config import EvalRecipe, Recipe
+from stepladder.config import EvalRecipe, ModelSection, Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import CheckedWorld, load_world
@@ -62,11 +62,9 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
     set_threads(recipe.run.threads)
     if recipe.run.exact:
-        torch.use_deterministic_algorithms(True)
-        # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        be_deterministic(pick_device(recipe.model.device))
     world = make_world(recipe)
-    scorer = _scorer(recipe)
+    scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
         runner = undo.enter_context(asyncio.Runner())
         runner.run(world.setup())
@@ -87,6 +85,16 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         )
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, engine, limits_of(recipe), scorer, runner)
+
+
+def be_deterministic(device: str) -> None:
+    """Let torch refuse algorithms whose result varies from run to run; called before CUDA starts."""
+    if device.startswith("cuda"):
+        # cuBLAS repeats its sums only with a fixed workspace; without it torch raises at the first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
@@ -116,18 +124,26 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available)
 
 
+def resolved(model: ModelSection) -> ModelSection:
+    """The section with the device and type that "auto" stands for on this machine.
+
+    Raises ConfigError where the device is not there.
+    """
+    device = pick_device(model.device)
+    dtype = pick_dtype("float32" if (model.name, model.dtype) == ("tiny", "auto") else model.dtype, device)
+    return model.model_copy(update={"device": device, "dtype": str(dtype).removeprefix("torch.")})
+
+
 def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
     """The model of the recipe, from scratch or pretrained, with its tokenizer."""
-    m = recipe.model
-    device = pick_device(m.device)
+    m = resolved(recipe.model)
     if m.name == "tiny":
         from stepladder.data.tiny_tokenizer import tiny_tokenizer
 
         tokenizer = tiny_tokenizer(*m.options.get("symbols", ()))
         sizes = {k: v for k, v in m.options.items() if k != "symbols"}
-        dtype = pick_dtype("float32" if m.dtype == "auto" else m.dtype, device)
         model: Any = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes)
-        model = model.to(device=device, dtype=dtype)
+        model = model.to(device=m.device, dtype=getattr(torch, m.dtype))
     else:
         model, tokenizer = load_model(m.name, dtype=m.dtype, device=m.device)
     return Policy(model, tokenizer)
@@ -157,7 +173,8 @@ def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
     return Policy(get_peft_model(policy.lm, config), policy.tokenizer)
 
 
-def _scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+    """What adds the recipe's reward functions to the scores of a group; None where it names none."""
     if not recipe.environment.rewards:
         return None
     rewards = [as_reward(path) for path in recipe.environment.rewards]
