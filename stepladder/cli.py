@@ -110,7 +110,11 @@ def inspect(
     overrides: Overrides = None,
     samples: Annotated[int, typer.Option(help="how many samples to show")] = 3,
 ) -> None:
-    """Show the first batch as coloured tokens: who wrote each, what is trained, with which advantage."""
+    """Show the first batch as coloured tokens: who wrote each, what is trained, with which advantage.
+
+    Dim: the chat template. Cyan: the prompt. Magenta: the environment and its tools. Blue: an assistant, not
+    trained. Green, red, yellow: trained, or sampled with an advantage above, below or of 0.
+    """
     from stepladder.config import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])

@@ -9,34 +9,41 @@ from stepladder.data.datasets import read_demonstrations
 from stepladder.training.setup import Workbench
 from stepladder.types import Message, Tool, TrainingSample
 
+Conversation = tuple[Sequence[Message], Sequence[Tool]]
+
 
 def sft_samples(
     bench: Workbench, settings: SftSection, *, seed: int
 ) -> tuple[list[TrainingSample], list[TrainingSample]]:
-    """(training, validation) samples; the two hold no conversation in common.
+    """(training, validation) samples; the two hold no conversation in common."""
+    train, held = sft_conversations(bench, settings, seed=seed)
+    return rendered(bench, settings, train, "demo"), rendered(bench, settings, held, "held")
+
+
+def sft_conversations(
+    bench: Workbench, settings: SftSection, *, seed: int
+) -> tuple[list[Conversation], list[Conversation]]:
+    """(training, validation) conversations with their tools.
 
     That the world makes demonstrations and the file has enough of them, `check_world` has seen to.
     """
     if settings.data is not None:
-        rows = [(r.messages, r.tools) for r in read_demonstrations(settings.data)]
+        rows: list[Conversation] = [(r.messages, r.tools) for r in read_demonstrations(settings.data)]
         cut = len(rows) - settings.validation
-        train, held = rows[:cut], rows[cut:]
-    else:
-        make = bench.world.demonstrations
-        tools = opening_tools(bench)
-        train = [(c, tools) for c in make(settings.demonstrations, seed)]
-        shown = {_key(c) for c, _ in train}
-        # The held-out ones come from the same families; a conversation that is in both is left out.
-        held = [(c, tools) for c in make(settings.validation, seed + 1) if _key(c) not in shown]
-    return _rendered(bench, settings, train, "demo"), _rendered(bench, settings, held, "held")
+        return rows[:cut], rows[cut:]
+    make = bench.world.demonstrations
+    tools = opening_tools(bench)
+    train = make(settings.demonstrations, seed)
+    shown = {_key(c) for c in train}
+    # The held-out ones come from the same families; a conversation that is in both is left out.
+    held = [c for c in make(settings.validation, seed + 1) if _key(c) not in shown]
+    return [(c, tools) for c in train], [(c, tools) for c in held]
 
 
-def _rendered(
-    bench: Workbench,
-    settings: SftSection,
-    rows: Sequence[tuple[Sequence[Message], Sequence[Tool]]],
-    name: str,
+def rendered(
+    bench: Workbench, settings: SftSection, rows: Sequence[Conversation], name: str
 ) -> list[TrainingSample]:
+    """The samples of conversations; those of row i have the trajectory id NAME-i."""
     samples: list[TrainingSample] = []
     for i, (messages, tools) in enumerate(rows):
         key = f"{name}-{i}"

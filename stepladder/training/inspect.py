@@ -11,11 +11,21 @@ from rich.text import Text
 
 from stepladder.config import Recipe
 from stepladder.rollout import rollout
-from stepladder.training.demonstrations import sft_samples
+from stepladder.training.demonstrations import rendered, sft_conversations
 from stepladder.training.rl import make_batch, refuse_dead_world, rollout_metrics
 from stepladder.training.setup import Workbench, prepare
 from stepladder.training.tasks import TaskSampler
-from stepladder.types import TrainingSample
+from stepladder.types import Message, TrainingSample
+
+LEGEND = (
+    ("template", "dim"),
+    ("prompt", "cyan"),
+    ("environment and tools", "magenta"),
+    ("trained, imitated or advantage > 0", "green"),
+    ("trained, advantage < 0", "red"),
+    ("sampled, advantage 0", "yellow"),
+    ("not trained, said by an assistant", "blue"),
+)
 
 
 def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = None) -> None:
@@ -23,21 +33,17 @@ def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = No
     console = console or Console()
     with contextlib.closing(prepare(recipe)) as bench:
         console.print(
-            Text.assemble(
-                ("context, not trained", "dim"),
-                "   ",
-                ("trained, imitated or advantage > 0", "green"),
-                "   ",
-                ("trained, advantage < 0", "red"),
-                "   ",
-                ("sampled, advantage 0", "yellow"),
-            )
+            Text("   ").join(Text(what, style) for what, style in LEGEND),
         )
         if recipe.sft is not None:
-            train, held = sft_samples(bench, recipe.sft, seed=recipe.run.seed)
+            rows, held_rows = sft_conversations(bench, recipe.sft, seed=recipe.run.seed)
+            train, held = (rendered(bench, recipe.sft, r, "demo") for r in (rows, held_rows))
             console.rule(f"sft: {len(train)} samples to train on, {len(held)} held out")
             for sample in train[:samples]:
-                _show(console, bench, sample, 1.0, f"{sample.trajectory_id}")
+                messages, _ = rows[int(sample.trajectory_id.removeprefix("demo-"))]
+                turns = sum(m.role == "assistant" for m in messages)
+                text = coloured(bench, sample, 1.0, messages, turns=turns)
+                _show(console, sample, text, sample.trajectory_id)
         if recipe.rl is not None:
             _show_rollouts(console, bench, recipe, samples)
 
@@ -69,30 +75,72 @@ def _show_rollouts(console: Console, bench: Workbench, recipe: Recipe, samples: 
     batch = make_batch(groups, settings.row())
     # The strongest signals first: those are what the first update is about.
     order = sorted(range(len(batch.samples)), key=lambda i: -abs(float(batch.advantages[i])))
+    played = {t.id: t for group in groups for t in group.trajectories}
     for i in order[:samples]:
         sample = batch.samples[i]
         advantage = float(batch.advantages[i])
-        _show(console, bench, sample, advantage, f"{sample.trajectory_id}  advantage {advantage:+.3f}")
+        trajectory = played[sample.trajectory_id]
+        text = coloured(bench, sample, advantage, trajectory.messages, turns=len(trajectory.turns))
+        _show(console, sample, text, f"{sample.trajectory_id}  advantage {advantage:+.3f}")
 
 
-def _show(console: Console, bench: Workbench, sample: TrainingSample, advantage: float, title: str) -> None:
+def _show(console: Console, sample: TrainingSample, text: Text, title: str) -> None:
     console.print(f"[bold]{title}[/]  {sample.num_trained} of {len(sample.token_ids)} tokens trained")
-    console.print(coloured(bench, sample, advantage))
+    console.print(text)
     console.print()
 
 
-def coloured(bench: Workbench, sample: TrainingSample, advantage: float) -> Text:
-    """The sample's tokens, joined; neighbours of one colour are decoded together."""
-    style = "green" if advantage > 0 else "red" if advantage < 0 else "yellow"
-    text = Text()
-    for start, end in _stretches(sample.mask):
+def coloured(
+    bench: Workbench, sample: TrainingSample, advantage: float, messages: Sequence[Message], *, turns: int
+) -> Text:
+    """The sample's tokens, joined, in the colours of `LEGEND`; trained context (`train = "full"`) underlined.
+
+    What the policy wrote, and what is trained, is read from the sample. Who wrote the rest is found by
+    looking for the texts of `messages`, whose last `turns` assistant messages are the policy's turns; what
+    is not found is shown as the template's. That is for the eye only.
+    """
+    signal = "green" if advantage > 0 else "red" if advantage < 0 else "yellow"
+    said = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    said = [*said[max(len(said) - turns, 0) :], len(messages)]
+    text, at = Text(), 0
+    for start, end in _stretches(list(zip(sample.mask, sample.turn_ids, strict=True))):
         piece = bench.renderer.decode(sample.token_ids[start:end])
-        text.append(piece, style if sample.mask[start] else "dim")
+        trained, turn = sample.mask[start], sample.turn_ids[start]
+        if turn >= 0:
+            text.append(piece, signal if trained else "blue")
+            at = said[min(turn, len(said) - 1)] + 1
+            continue
+        following = next((t for t in sample.turn_ids[end:] if t >= 0), len(said))
+        until = said[min(following, len(said) - 1)]
+        authors = [(m.text, _author(m, at + k < said[0])) for k, m in enumerate(messages[at:until])]
+        for part, style in _placed(piece, authors):
+            text.append(part, f"{style} underline" if trained else style)
     return text
 
 
-def _stretches(mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """Maximal stretches of equal mask values.
+def _author(message: Message, opening: bool) -> str:
+    if message.role == "assistant":
+        return "blue"
+    return "cyan" if opening and message.role != "tool" else "magenta"
+
+
+def _placed(piece: str, authors: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`piece` cut at the texts that are found in it, one after the other; the rest is dim.
+
+    >>> _placed("<u>hi</u>", [("hi ", "cyan"), ("gone", "magenta")])
+    [('<u>', 'dim'), ('hi', 'cyan'), ('</u>', 'dim')]
+    """
+    out, at = [], 0
+    for words, style in authors:
+        found = piece.find(words.strip(), at)
+        if found >= 0 and words.strip():
+            out += [(piece[at:found], "dim"), (words.strip(), style)]
+            at = found + len(words.strip())
+    return [(part, style) for part, style in [*out, (piece[at:], "dim")] if part]
+
+
+def _stretches(mask: Sequence[object]) -> list[tuple[int, int]]:
+    """Maximal stretches of equal values.
 
     >>> _stretches((False, False, True))
     [(0, 2), (2, 3)]
