@@ -1,7 +1,7 @@
 """Every worked number of the documents this project implements (table F of the specification), as printed
 there.
 
-Left to others: row 15 (exact match of an answer) belongs to the rewards; row 17 quotes results of a paper
+Row 15 (exact match of an answer) is in tests/rewards/test_qa.py; row 17 quotes results of a paper
 that are not computed from anything. The rest stands here, rounded as printed."""
 
 import math
