@@ -1,4 +1,4 @@
-"""Exact match and F1 of question answering: the golden numbers, table F row 15, and what normalisation hides."""
+"""Exact match and F1 of question answering: golden numbers, table F row 15, what normalisation hides."""
 
 import json
 from pathlib import Path
