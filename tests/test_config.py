@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 import stepladder
 from stepladder import config
-from stepladder.config import Recipe, RlSection, bundled_recipes, load_recipe, parse_recipe
+from stepladder.config import Recipe, bundled_recipes, load_recipe, parse_recipe
 from stepladder.errors import ConfigError
+from stepladder.sections.rl import RlSection
 
 ROOT = Path(stepladder.__file__).parent
 BASE: dict[str, Any] = {"environment": {"name": "hidden_digit"}, "rl": {}}

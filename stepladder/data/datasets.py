@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_args
 
+from stepladder.data.records import Demonstration
 from stepladder.errors import DataError
 from stepladder.types import Content, ImagePart, Message, Role, TextPart, Tool, ToolCall
 
 _ROLES = get_args(Role)
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """One conversation to imitate, with the tools it was held with."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
 
 
 def read_demonstrations(path: str | Path) -> list[Demonstration]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from stepladder.config import Recipe, SftSection
+from stepladder.config import Recipe
 from stepladder.data.datasets import read_demonstrations
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
+from stepladder.sections.sft import SftSection
 
 
 def check_world(recipe: Recipe, world: CheckedWorld) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepladder.config import SftSection
 from stepladder.data.datasets import read_demonstrations
+from stepladder.sections.sft import SftSection
 from stepladder.training.setup import Workbench
 from stepladder.types import Message, Tool, TrainingSample
 

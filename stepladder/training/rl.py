@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from stepladder.algorithms import Algorithm
-from stepladder.config import RlSection
 from stepladder.engines.request import Stats
 from stepladder.errors import EnvironmentFault
 from stepladder.evaluation import solved, used_tool
@@ -19,6 +18,7 @@ from stepladder.objectives.advantages import constant_advantages, group_advantag
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.rollout import rollout
+from stepladder.sections.rl import RlSection
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.setup import Workbench
 from stepladder.training.step import Metrics, RlBatch, check_on_policy, rl_update

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stepladder.agents import Agents, policy_agents
-from stepladder.config import EvalRecipe, ModelSection, Recipe
+from stepladder.config import EvalRecipe, Recipe
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import CheckedWorld, load_world
@@ -21,6 +21,7 @@ from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
 from stepladder.policies.tiny import tiny_model
 from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
+from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_world
 from stepladder.types import Group
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from stepladder.config import SftSection
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
+from stepladder.sections.sft import SftSection
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import TrainingSample

@@ -8,7 +8,8 @@ import pytest
 from chat_tokenizers import CHATML, bpe_tokenizer
 
 from stepladder.data.chat import Renderer
-from stepladder.data.datasets import Demonstration, read_demonstrations
+from stepladder.data.datasets import read_demonstrations
+from stepladder.data.records import Demonstration
 from stepladder.data.tiny_tokenizer import ASCII, HIDDEN_DIGIT, tiny_tokenizer
 from stepladder.errors import ConfigError, DataError, TemplateError
 from stepladder.types import Generation, Message, Sampling, Tool, ToolCall

@@ -10,8 +10,8 @@ import pytest
 import torch
 from spine import digit_recipe, lines
 
-from stepladder.config import ModelSection
 from stepladder.errors import ConfigError
+from stepladder.sections.run import ModelSection
 from stepladder.training import ladder, setup
 from stepladder.training.progress import Display
 from stepladder.types import Message, Reset, Step, Task

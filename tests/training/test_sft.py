@@ -8,10 +8,10 @@ import pytest
 import torch
 from spine import sample, tiny_policy
 
-from stepladder.config import SftSection
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
+from stepladder.sections.sft import SftSection
 from stepladder.training.sft import SftState, run_sft
 from stepladder.types import TrainingSample
 

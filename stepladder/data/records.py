@@ -1,0 +1,79 @@
+"""What a row of a training file means, whatever columns it came in: plain records, no tokens.
+
+    Demonstration   a conversation to imitate           Preference   one answer better than another
+    Text            plain text to model                 Unpaired     an answer with a thumb up or down
+    Ranking         K answers, best first               Steps        a solution with a label for each step
+
+Prompts are messages; a completion is the messages that follow it (nearly always one of the assistant).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepladder.types import Message, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One conversation to imitate, with the tools it was held with.
+
+    `only_last`: the file gave a prompt and its completion, so only the last turn is an answer to learn.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    only_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Plain text, every token of it to be modelled."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """`chosen` is better than `rejected` as a continuation of `prompt`; `margin` says by how much, if known.
+
+    Example: prompt (Message("user", "2+2?"),), chosen (Message("assistant", "4"),), rejected
+    (Message("assistant", "5"),).
+    """
+
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaired:
+    """A completion that was liked (`label=True`) or not."""
+
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+    label: bool
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """K completions of one prompt, the best first."""
+
+    prompt: tuple[Message, ...]
+    completions: tuple[tuple[Message, ...], ...]
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A solution in steps; `labels[i]` is the probability (0 or 1 where it is certain) that step i is right.
+
+    `labels` is empty where they are still to be found, by Monte Carlo rollouts from each prefix.
+    """
+
+    prompt: tuple[Message, ...]
+    steps: tuple[str, ...]
+    labels: tuple[float, ...] = ()
