@@ -1,4 +1,4 @@
-"""Write docs/recipes.md from the pydantic models of stepladder/config.py: python docs/make_reference.py"""
+"""Write docs/recipes.md from the pydantic models of stepladder/sections: python docs/make_reference.py"""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 INTRO = """\
 # Recipes
 
-<!-- Written by docs/make_reference.py from stepladder/config.py; edit the descriptions there. -->
+<!-- Written by docs/make_reference.py from stepladder/sections; edit the descriptions there. -->
 
-A recipe is one TOML file. `[environment]` is required, and at least one of `[sft]` and `[rl]`; everything
-else has the default that the tables show. A key that is not listed is refused with the nearest one that is;
-a value of the wrong kind and two settings that contradict each other are refused too, before a model is
-loaded.
+A recipe is one TOML file. At least one rung (`[sft]`, `[rl]`) is needed, and an `[environment]` unless all
+training is on files; everything else has the default that the tables show. A key that is not listed is
+refused with the nearest one that is; a value of the wrong kind and two settings that contradict each other
+are refused too, before a model is loaded.
 
 ```toml
 [environment]

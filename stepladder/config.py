@@ -41,7 +41,7 @@ class Recipe(Section):
     description: str = Field("", description="one line, shown by `stepladder recipes`")
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
-    environment: EnvironmentSection
+    environment: EnvironmentSection | None = None
     rollout: RolloutSection = RolloutSection()
     sft: SftSection | None = None
     rl: RlSection | None = None
@@ -52,6 +52,8 @@ class Recipe(Section):
         """What no single section can see."""
         if self.sft is None and self.rl is None:
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
+        if self.environment is None:
+            self._refuse_missing_environment()
         if self.rollout.max_tokens >= self.rollout.max_context:
             raise ValueError(
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
@@ -69,6 +71,16 @@ class Recipe(Section):
                 'model.name = "tiny" or remove the options'
             )
         return self
+
+    def _refuse_missing_environment(self) -> None:
+        """A recipe without a world trains on files alone."""
+        if self.rl is not None:
+            wants = "[rl] plays episodes"
+        elif self.sft is not None and self.sft.data is None:
+            wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
+        else:
+            return
+        raise ValueError(f'{wants}, and there is none: add a section [environment] with name = "calculator"')
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:

@@ -20,6 +20,8 @@ CHECKED = (
     "stepladder.training.step",
     "stepladder.training.sft",
     "stepladder.training.rl",
+    "stepladder.training.rl_step",
+    "stepladder.training.credit",
     "stepladder.training.tasks",
     "stepladder.training.ladder",
 )

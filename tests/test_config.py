@@ -74,7 +74,7 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["model.dtype=float16"], ["model.dtype", "'float32'", "'bfloat16'"]),
         (["run.track=mlflow"], ["run.track", "tensorboard"]),
         (["evaluation.tasks=0"], ["evaluation.tasks"]),
-        (["environment=null"], ["environment", "required"]),
+        (["environment=null"], ["[rl] plays episodes", "add a section [environment]"]),
     ],
 )
 def test_a_contradiction_says_what_and_what_works(overrides: list[str], words: list[str]) -> None:
@@ -150,7 +150,7 @@ def test_a_file_with_a_byte_order_mark_and_windows_lines(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"[rl\nsteps = 3", ["is not valid TOML"]), (b'name = "\xff"', ["UTF-8"]), (b"", ["environment"])],
+    [(b"[rl\nsteps = 3", ["is not valid TOML"]), (b'name = "\xff"', ["UTF-8"]), (b"", ["trains nothing"])],
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes, words: list[str]) -> None:
     file = tmp_path / "r.toml"

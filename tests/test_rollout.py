@@ -22,7 +22,8 @@ from stepladder.environments.environment import as_world, load_world
 from stepladder.environments.tools import tool
 from stepladder.errors import EngineError, EnvironmentFault, RewardError
 from stepladder.rollout import Limits, derive_seed, rollout
-from stepladder.training.rl import make_batch, rollout_metrics
+from stepladder.training.credit import make_batch
+from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.setup import make_renderer
 from stepladder.types import Group, Message, Reset, Step, Task, TextPart, Trajectory
 

@@ -11,7 +11,8 @@ from stepladder.sections.sft import SftSection
 
 
 def check_world(recipe: Recipe, world: CheckedWorld) -> None:
-    """Raise ConfigError or DataError for tasks, demonstrations or data that are not there."""
+    """Raise ConfigError or DataError for tasks or demonstrations that are not there."""
+    assert recipe.environment is not None
     e = recipe.evaluation
     require_tasks(world, e.split, max(e.tasks, e.raw))
     if e.few_shot and not world.demonstrates:
@@ -22,21 +23,23 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
         )
     if recipe.rl is not None:
         require_tasks(world, "train", 1)
-    if recipe.sft is not None:
-        _check_demonstrations(recipe.sft, world, recipe.environment.name)
+    if recipe.sft is not None and recipe.sft.data is None and not world.demonstrates:
+        raise ConfigError(
+            f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
+            "has no demonstrations(count, seed) method; add one, or give sft.data"
+        )
 
 
-def _check_demonstrations(settings: SftSection, world: CheckedWorld, name: str) -> None:
-    if settings.data is None:
-        if not world.demonstrates:
-            raise ConfigError(
-                f"sft.demonstrations asks the environment {name!r} for demonstrations, but it has no "
-                "demonstrations(count, seed) method; add one, or give sft.data"
-            )
-        return
-    rows = len(read_demonstrations(settings.data))
+def check_data(recipe: Recipe) -> None:
+    """Raise DataError for a training file that is not there, or too small."""
+    if recipe.sft is not None and recipe.sft.data is not None:
+        _check_demonstrations(recipe.sft, recipe.sft.data)
+
+
+def _check_demonstrations(settings: SftSection, path: str) -> None:
+    rows = len(read_demonstrations(path))
     if rows <= settings.validation:
         raise DataError(
-            f"{settings.data} has {rows} conversations, sft.validation holds back {settings.validation}; "
+            f"{path} has {rows} conversations, sft.validation holds back {settings.validation}; "
             f"try sft.validation = {rows // 5}"
         )

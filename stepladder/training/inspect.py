@@ -11,8 +11,10 @@ from rich.text import Text
 
 from stepladder.config import Recipe
 from stepladder.rollout import rollout
+from stepladder.training.credit import make_batch
 from stepladder.training.demonstrations import rendered, sft_conversations
-from stepladder.training.rl import make_batch, refuse_dead_world, rollout_metrics
+from stepladder.training.rl import refuse_dead_world
+from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.setup import Workbench, prepare
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Message, TrainingSample

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stepladder.evaluation import Evaluation
 from stepladder.types import (
     Content,
     Failure,
@@ -228,3 +229,28 @@ def _sample_from_dict(record: Mapping[str, Any]) -> TrainingSample:
         group_id=record["group_id"],
         images=tuple(ImagePart(url) for url in record["images"]),
     )
+
+
+def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decode: Any) -> dict[str, Any]:
+    """One line of evaluations.jsonl; examples are spread over the domains."""
+    seen: set[str] = set()
+    chosen = [
+        t
+        for t in result.trajectories
+        if t.task.domain not in seen and not seen.add(t.task.domain)  # type: ignore[func-returns-value]
+    ]
+    return {
+        "rung": rung,
+        "step": step,
+        "n": result.n,
+        "success": result.success,
+        "interval": list(result.interval),
+        "tool_rate": result.tool_rate,
+        "mean_tokens": result.mean_tokens,
+        "failed": result.failed,
+        "truncated": result.truncated,
+        "by_domain": {d: {"n": n, "success": right / n} for d, (right, n) in result.by_domain.items()},
+        "seconds": result.seconds,
+        "temperature": result.temperature,
+        "examples": [trajectory_to_dict(t, decode=decode) for t in chosen[:keep]],
+    }

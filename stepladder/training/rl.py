@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from stepladder.algorithms import Algorithm
-from stepladder.engines.request import Stats
 from stepladder.errors import EnvironmentFault
-from stepladder.evaluation import solved, used_tool
-from stepladder.objectives.advantages import constant_advantages, group_advantages
+from stepladder.evaluation import solved
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.rollout import rollout
 from stepladder.sections.rl import RlSection
+from stepladder.training.credit import make_batch
 from stepladder.training.interrupt import uninterrupted
+from stepladder.training.reference import frozen_reference
+from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
+from stepladder.training.rl_step import RlBatch, check_on_policy, rl_update
+from stepladder.training.rung import Run, Rung
 from stepladder.training.setup import Workbench
-from stepladder.training.step import Metrics, RlBatch, check_on_policy, rl_update
+from stepladder.training.step import Metrics
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group, Trajectory
+
+REFERENCE = "reference.safetensors"
 
 
 @dataclass(slots=True)
@@ -78,10 +84,10 @@ def run_rl(
                 refuse_dead_world(groups)
                 batch = make_batch(groups, row)
                 metrics = rollout_metrics(groups)
-                metrics |= _engine_metrics(bench.engine.stats())
+                metrics |= engine_metrics(bench.engine.stats())
                 metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
                 updated_at = time.monotonic()
-                bench.engine.sync(bench.engine.version + 1)
+                bench.sync()
                 for group in groups:
                     whole = [t for t in group.trajectories if t.failure is None]
                     if whole:  # a group that failed as a whole says nothing about its domain
@@ -159,65 +165,6 @@ def _updates(
     return metrics
 
 
-def make_batch(groups: Sequence[Group], row: Algorithm) -> RlBatch:
-    """Rewards to advantages to rows. Failed and unscored trajectories take no part, and count for nothing.
-
-    Neither do episodes in which the policy said nothing (no room for a single token). A group with fewer
-    than two members left has no baseline and is left out.
-    """
-    trajectories: list[Trajectory] = []
-    group_of: list[int] = []
-    for g, group in enumerate(groups):
-        usable = [t for t in group.trajectories if _usable(t)]
-        if len(usable) >= 2 or row.advantage == "constant":
-            trajectories += usable
-            group_of += [g] * len(usable)
-    empty = torch.zeros(0)
-    if not trajectories:
-        return RlBatch([], empty, empty.long(), empty.long())
-    rewards = torch.tensor([_value(t) for t in trajectories], dtype=torch.float64)
-    index = torch.tensor(group_of)
-    if row.advantage == "constant":
-        advantages = constant_advantages(rewards)
-    else:
-        advantages = group_advantages(rewards, index, baseline=row.baseline, scale=row.scale, ddof=row.ddof)
-    samples, owner = [], []
-    for i, trajectory in enumerate(trajectories):
-        for sample in trajectory.samples:
-            if sample.num_trained:
-                samples.append(sample)
-                owner.append(i)
-    owners = torch.tensor(owner, dtype=torch.long)
-    return RlBatch(samples, advantages.float()[owners], owners, index[owners])
-
-
-def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """What the batch of episodes says about the policy, failures counted apart."""
-    played = [t for g in groups for t in g.trajectories]
-    whole = [t for t in played if t.failure is None]
-    scored = [t for t in whole if t.score.value is not None]
-    n = max(len(whole), 1)
-    values = [[_value(t) for t in g.trajectories if t in scored] for g in groups]
-    metrics: Metrics = {
-        "reward": sum(_value(t) for t in scored) / max(len(scored), 1),
-        "success": sum(solved(t) for t in whole) / n,
-        "tool_rate": sum(used_tool(t) for t in whole) / n,
-        "malformed_rate": sum(_malformed(t) for t in whole) / n,
-        "truncated": sum(t.truncated for t in whole) / n,
-        "failed": float(len(played) - len(whole)),
-        "unscored": float(len(whole) - len(scored)),
-        "turns": sum(len(t.turns) for t in whole) / n,
-        "sampled_tokens": float(sum(t.num_sampled_tokens for t in whole)),
-        "response_length": sum(t.num_sampled_tokens for t in whole) / n,
-        "dead_groups": sum(_equal(v) for v in values) / max(len(groups), 1),
-    }
-    names = sorted({name for t in scored for name in t.score.parts})
-    for name in names:
-        parts = [t.score.parts[name] for t in scored if t.score.parts.get(name) is not None]
-        metrics[f"reward/{name}"] = sum(p for p in parts if p is not None) / max(len(parts), 1)
-    return metrics
-
-
 def refuse_dead_world(groups: Sequence[Group]) -> None:
     """Every episode failed: there is nothing to learn from, and going on would hide the cause."""
     played = [t for g in groups for t in g.trajectories]
@@ -230,15 +177,6 @@ def refuse_dead_world(groups: Sequence[Group]) -> None:
         )
 
 
-def _engine_metrics(stats: Stats) -> Metrics:
-    return {
-        "tokens_per_second": stats.tokens_per_second,
-        "rows_per_step": stats.rows_per_step,
-        "prefill_computed": float(stats.prefill_computed),
-        "prefill_saved": float(stats.prefill_saved),
-    }
-
-
 def _finished(settings: RlSection, state: RlState) -> bool:
     if settings.max_minutes is not None and state.seconds >= settings.max_minutes * 60:
         return True
@@ -247,19 +185,59 @@ def _finished(settings: RlSection, state: RlState) -> bool:
     return wanted is not None and len(recent) == 5 and sum(recent) / 5 >= wanted
 
 
-def _usable(trajectory: Trajectory) -> bool:
-    scored = trajectory.failure is None and trajectory.score.value is not None
-    return scored and any(sample.num_trained for sample in trajectory.samples)
+class RlRung(Rung):
+    """Reinforcement learning in the recipe's environment."""
 
+    name: ClassVar[str] = "rl"
+    syncs_engine: ClassVar[bool] = True
 
-def _value(trajectory: Trajectory) -> float:
-    assert trajectory.score.value is not None
-    return trajectory.score.value
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.progress = RlState()
+        settings = run.recipe.rl
+        assert settings is not None
+        self.settings = settings
+        self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
 
+    @property
+    def step(self) -> int:
+        return self.progress.step
 
-def _malformed(trajectory: Trajectory) -> bool:
-    return any(call.error is not None for m in trajectory.messages for call in m.tool_calls)
+    def climb(self) -> None:
+        run, settings = self.run, self.settings
+        reference = None
+        if settings.row().kl_in == "loss":
+            path = run.folder.path / REFERENCE
+            reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
+        with self.training(run.bench.policy.model, settings.max_grad_norm) as optimizer:
+            run.display.start("rl", settings.steps, self.step)
+            run_rl(
+                run.bench,
+                optimizer,
+                self.sampler,
+                settings,
+                self.progress,
+                seed=run.recipe.run.seed,
+                on_step=self._on_step,
+                on_trajectory=run.display.trajectory,
+                reference=reference,
+            )
 
+    def _on_step(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        run, settings = self.run, self.settings
+        run.log("rl", step, metrics)
+        played = [t for group in groups for t in group.trajectories]
+        run.folder.log_trajectories(played, step=step, phase="rl")
+        if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
+            with run.display.aside():
+                run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
+        if step % run.recipe.run.checkpoint_every == 0:
+            run.save()
 
-def _equal(values: Sequence[float]) -> bool:
-    return len(values) < 2 or max(values) - min(values) <= 1e-6 * max(1.0, abs(sum(values) / len(values)))
+    def state(self) -> dict[str, Any]:
+        return {**self.progress.plain(), "sampler": self.sampler.state()}
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.progress = RlState(**{k: v for k, v in state.items() if k != "sampler"})
+        self.sampler.load(state["sampler"])
+        self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)

@@ -22,22 +22,48 @@ from stepladder.policies.tiny import tiny_model
 from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
 from stepladder.sections.run import ModelSection
-from stepladder.training.checks import check_world
+from stepladder.training.checks import check_data, check_world
 from stepladder.types import Group
 
 
-@dataclass(slots=True)
+@dataclass
 class Workbench:
-    """The parts of a run. `runner` owns the one event loop that every rollout of the run uses."""
+    """The parts of a run. `runner` owns the one event loop that every rollout of the run uses.
+
+    The engine is made when something is first sampled: a rung on files never needs one.
+    """
 
     recipe: Recipe | EvalRecipe
-    world: CheckedWorld
+    environment: CheckedWorld | None
     policy: Policy
     renderer: Renderer
-    engine: LocalEngine
     limits: Limits
     scorer: Scorer | None
     runner: asyncio.Runner
+    engine_version: int = 0
+    _engine: LocalEngine | None = None
+
+    @property
+    def world(self) -> CheckedWorld:
+        """The environment. Raises ConfigError in a recipe that has none."""
+        if self.environment is None:
+            raise ConfigError('this needs an environment; add a section [environment] with name = "..."')
+        return self.environment
+
+    @property
+    def engine(self) -> LocalEngine:
+        """What samples from the policy, on its weights of the last `sync`."""
+        if self._engine is None:
+            self._engine = make_engine(self.recipe, self.policy)
+            if self.engine_version:
+                self._engine.sync(self.engine_version)
+        return self._engine
+
+    def sync(self, version: int | None = None) -> None:
+        """The policy's weights have changed (or, with a `version`, were restored): the engine follows."""
+        self.engine_version = self.engine_version + 1 if version is None else version
+        if self._engine is not None:
+            self._engine.sync(self.engine_version)
 
     def agents(self, temperature: float) -> Agents:
         """Agents that sample from the policy at `temperature`."""
@@ -54,9 +80,11 @@ class Workbench:
         """End the compute thread, the world and the event loop."""
         with self.runner:
             try:
-                self.runner.run(self.engine.close())
+                if self._engine is not None:
+                    self.runner.run(self._engine.close())
             finally:
-                self.runner.run(self.world.teardown())
+                if self.environment is not None:
+                    self.runner.run(self.environment.teardown())
 
 
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
@@ -64,28 +92,35 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     set_threads(recipe.run.threads)
     if recipe.run.exact:
         be_deterministic(pick_device(recipe.model.device))
-    world = make_world(recipe)
+    world = make_world(recipe) if recipe.environment is not None else None
     scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
         runner = undo.enter_context(asyncio.Runner())
-        runner.run(world.setup())
-        undo.callback(lambda: runner.run(world.teardown()))
+        if world is not None:
+            runner.run(world.setup())
+            undo.callback(lambda: runner.run(world.teardown()))
         if isinstance(recipe, Recipe):
-            check_world(recipe, world)
+            check_data(recipe)
+            if world is not None:
+                check_world(recipe, world)
         policy = build_policy(recipe)
         if recipe.model.lora is not None:
             policy = _with_lora(policy, recipe)
         elif not recipe.model.train_embeddings:
             policy.freeze_embeddings()
         renderer = make_renderer(policy)
-        engine = LocalEngine(
-            policy.model,
-            max_context=recipe.rollout.max_context,
-            exact=recipe.run.exact,
-            pad_token_id=policy.tokenizer.pad_token_id or 0,
-        )
         undo.pop_all()
-    return Workbench(recipe, world, policy, renderer, engine, limits_of(recipe), scorer, runner)
+    return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)
+
+
+def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> LocalEngine:
+    """The engine of the recipe, on the policy's present weights."""
+    return LocalEngine(
+        policy.model,
+        max_context=recipe.rollout.max_context,
+        exact=recipe.run.exact,
+        pad_token_id=policy.tokenizer.pad_token_id or 0,
+    )
 
 
 def be_deterministic(device: str) -> None:
@@ -101,6 +136,7 @@ def be_deterministic(device: str) -> None:
 def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
     """The world of the recipe. Raises ConfigError where there is none, or an option is unknown."""
     e = recipe.environment
+    assert e is not None
     if "deadline" in e.options:
         asked = e.options["deadline"]
         raise ConfigError(
@@ -176,7 +212,7 @@ def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
 
 def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
     """What adds the recipe's reward functions to the scores of a group; None where it names none."""
-    if not recipe.environment.rewards:
+    if recipe.environment is None or not recipe.environment.rewards:
         return None
     rewards = [as_reward(path) for path in recipe.environment.rewards]
 

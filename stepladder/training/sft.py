@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -15,9 +15,13 @@ from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.sections.sft import SftSection
+from stepladder.training.demonstrations import sft_samples
 from stepladder.training.interrupt import uninterrupted
+from stepladder.training.rung import Run, Rung
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import TrainingSample
+
+CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
 
 @dataclass(slots=True)
@@ -126,3 +130,55 @@ def _finished(settings: SftSection, state: SftState, validated: bool) -> bool:
     if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
         return True
     return validated and state.epoch - state.best_epoch >= settings.patience
+
+
+class SftRung(Rung):
+    """Supervised fine-tuning on a file or on demonstrations of the environment."""
+
+    name: ClassVar[str] = "sft"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.progress = SftState()
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    def climb(self) -> None:
+        run, settings = self.run, self.run.recipe.sft
+        assert settings is not None
+        seed = run.recipe.run.seed
+        samples, validation = sft_samples(run.bench, settings, seed=seed)
+        with self.training(run.bench.policy.model, settings.max_grad_norm) as optimizer:
+            per_epoch = math.ceil(len(samples) / settings.batch_size)
+            run.display.start("sft", settings.epochs * per_epoch, self.step)
+            run_sft(
+                run.bench.policy,
+                optimizer,
+                samples,
+                validation,
+                settings,
+                self.progress,
+                seed=seed,
+                on_step=lambda step, metrics: run.log("sft", step, metrics),
+                on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+            )
+            self.progress.best = {}
+
+    def state(self) -> dict[str, Any]:
+        return {**self.progress.plain(), "at_best": self.progress.at_best}
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = super().tensors()
+        if not self.progress.at_best:  # else the masters are the best weights
+            tensors |= {f"best/{name}": t for name, t in self.progress.best.items()}
+        return tensors
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        settings = self.run.recipe.sft
+        assert settings is not None
+        self.progress = SftState(**{k: v for k, v in state.items() if k != "at_best"})
+        self.load_optimizer(tensors, self.run.bench.policy.model, settings.max_grad_norm)
+        kept = "master/" if state["at_best"] else "best/"
+        self.progress.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}

@@ -23,7 +23,7 @@ from stepladder.config import Recipe
 from stepladder.errors import CheckpointError, ConfigError, EnvironmentFault, RunStopped
 from stepladder.policies.checkpoint import CheckpointStore
 from stepladder.policies.pretrained import load_model
-from stepladder.training import ladder, rl, run_folder, sft
+from stepladder.training import ladder, reference, rl, run_folder, sft
 from stepladder.training.progress import Display
 
 # Everything that a state has to remember: a reference, domains, two updates a batch, evaluations between.
@@ -40,7 +40,7 @@ def resume(path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _checkpoint_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "SFT_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sft, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def _at_call(
 
 @pytest.fixture(autouse=True)
 def _a_checkpoint_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "SFT_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sft, "CHECKPOINT_SECONDS", 0.0)
 
 
 PLACES = [
@@ -242,7 +242,7 @@ SIGNALS = [
     pytest.param(sft, "sft_update", 6, True, "sft step 6", id="last-update-of-an-epoch"),
     pytest.param(sft, "validation_loss", 3, False, "sft step", id="validation"),
     pytest.param(ladder, "save_tensors", 1, False, "sft step 6", id="checkpoint"),
-    pytest.param(ladder, "evaluate", 2, True, "sft-done", id="evaluation-after-sft"),
+    pytest.param(ladder, "evaluate", 2, True, "after sft", id="evaluation-after-sft"),
     pytest.param(rl, "rollout", 3, True, "rl step 2", id="rollout"),
     pytest.param(rl, "rl_update", 3, False, "rl step 2", id="update"),
     pytest.param(ladder, "evaluate", 4, True, "rl step 4", id="evaluation-during-rl"),
@@ -298,7 +298,7 @@ def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
     """Nothing of the work up to the step that was under way is done again."""
     with monkeypatch.context() as patch:
         _at_call(patch, owner, name, call, lambda: signal.raise_signal(signal.SIGINT), after=after)
-        with pytest.raises(RunStopped, match=f"stopped by Ctrl-C at {where}.*stepladder resume"):
+        with pytest.raises(RunStopped, match=f"stopped by Ctrl-C (at )?{where}.*stepladder resume"):
             train(digit_recipe(tmp_path, "run", *FULL))
     before = len(lines(tmp_path / "run" / "metrics.jsonl"))
     assert (tmp_path / "run" / "summary.txt").is_file()
@@ -344,7 +344,7 @@ def test_a_second_ctrl_c_inside_an_update_saves_nothing_of_it(
 def test_the_reference_is_written_whole_or_not_at_all(
     tmp_path: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = ladder.save_tensors
+    honest = reference.save_tensors
 
     def torn(path: Path, tensors: Any) -> None:
         honest(path, tensors)
@@ -353,7 +353,7 @@ def test_the_reference_is_written_whole_or_not_at_all(
             raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(ladder, "save_tensors", torn)
+        patch.setattr(reference, "save_tensors", torn)
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *FULL))
     resume(tmp_path / "run")
@@ -368,7 +368,7 @@ def test_a_lost_reference_is_refused_instead_of_made_anew(
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *FULL))
     (tmp_path / "run" / "reference.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="model that RL began with"):
+    with pytest.raises(CheckpointError, match="model that the rung began with"):
         resume(tmp_path / "run")
 
 
@@ -471,7 +471,7 @@ def test_ctrl_c_at_the_command_line_saves_and_tells_how_to_go_on(tmp_path: Path)
     state = CheckpointStore(tmp_path / "run" / "checkpoints")
     latest = state.latest()
     assert latest is not None
-    assert state.load_state(latest)["rl"]["step"] == done[-1] == len(done)
+    assert state.load_state(latest)["state"]["step"] == done[-1] == len(done)
 
 
 def test_progress_without_a_terminal_is_a_line_a_step(recipe: Recipe) -> None:

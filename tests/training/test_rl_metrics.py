@@ -8,8 +8,8 @@ from spine import digit_recipe, lines, sample
 
 from stepladder.algorithms import ALGORITHMS
 from stepladder.training import ladder
+from stepladder.training.credit import make_batch
 from stepladder.training.progress import Display
-from stepladder.training.rl import make_batch
 from stepladder.types import Group, Score, Task, TrainingSample, Trajectory
 
 

@@ -21,8 +21,9 @@ from stepladder.errors import InvariantError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.rollout import Limits, rollout
-from stepladder.training.rl import make_batch
-from stepladder.training.step import RlBatch, check_on_policy, rl_update, sft_update, validation_loss
+from stepladder.training.credit import make_batch
+from stepladder.training.rl_step import RlBatch, check_on_policy, rl_update
+from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import Group, Message, Reset, Step, Task, TrainingSample
 
 GRPO = dataclasses.replace(ALGORITHMS["grpo"], kl_in="none", kl_coefficient=0.0)
@@ -410,7 +411,7 @@ def test_a_second_update_of_a_batch_is_measured_from_the_first(setting: Setting)
 def test_current_over_behaviour_is_one_for_the_real_model(real_policy: Policy) -> None:
     """Sampled in turns with shared prefixes and a cache, scored as one packed row: fp32 on both sides."""
     from stepladder.environments.environment import load_world
-    from stepladder.training.step import behaviour_logprobs
+    from stepladder.training.rl_step import behaviour_logprobs
 
     world = load_world("calculator")
     renderer = Renderer(real_policy.tokenizer)
