@@ -1,145 +1,202 @@
-"""Conversations from JSON and JSON Lines files, for supervised fine-tuning."""
+"""Data as users have it: a file, recognised by its columns, as a list of records and one line that says so.
+
+read_dataset("pairs.parquet").description
+'pairs.parquet: 1,200 preferences (columns prompt, chosen, rejected; implicit prompt in 3)'
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, Generic, Literal, TypeVar, overload
 
-from stepladder.data.records import Demonstration
+from stepladder.data.files import RawRow, read_rows
+from stepladder.data.formats import AMBIGUOUS, FORMATS, Format, noun
+from stepladder.data.records import Demonstration, Kind, Preference, Ranking, Record, Steps, Text, Unpaired
+from stepladder.data.row import Row, present
+from stepladder.data.split import fingerprint_of
 from stepladder.errors import DataError
-from stepladder.types import Content, ImagePart, Message, Role, TextPart, Tool, ToolCall
 
-_ROLES = get_args(Role)
+R = TypeVar("R", bound=Record)
 
 
-def read_demonstrations(path: str | Path) -> list[Demonstration]:
-    """Rows {"messages": [...], "tools": [...]} in the OpenAI chat format, from .jsonl or .json.
+@dataclass(frozen=True, slots=True)
+class Dataset(Generic[R]):
+    """Records of one kind. `description` is one line for people; `fingerprint` hashes the records."""
 
-    A byte-order mark, Windows line ends and blank lines are accepted. Raises `DataError` naming the row and
-    the field that is wrong, and for a file without rows.
+    records: list[R]
+    kind: Kind
+    description: str
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+@overload
+def read_dataset(path: str | Path, kind: Literal["demonstration"]) -> Dataset[Demonstration]: ...
+@overload
+def read_dataset(path: str | Path, kind: Literal["text"]) -> Dataset[Text]: ...
+@overload
+def read_dataset(path: str | Path, kind: Literal["preference"]) -> Dataset[Preference]: ...
+@overload
+def read_dataset(path: str | Path, kind: Literal["unpaired"]) -> Dataset[Unpaired]: ...
+@overload
+def read_dataset(path: str | Path, kind: Literal["ranking"]) -> Dataset[Ranking]: ...
+@overload
+def read_dataset(path: str | Path, kind: Literal["steps"]) -> Dataset[Steps]: ...
+@overload
+def read_dataset(path: str | Path, kind: Kind | None = None) -> Dataset[Any]: ...
+
+
+def read_dataset(path: str | Path, kind: Kind | None = None) -> Dataset[Any]:
+    """The records of a file, a folder, a glob or a saved `datasets` folder (docs/data.md lists the formats).
+
+    `kind=None` takes the file for what its columns say. Another kind is made from it where that loses
+    nothing: see `convert`. Every row is read in the format of most rows. Raises `DataError` naming the row
+    and the field that does not fit, or what the file is where it is not the kind that was asked for.
     """
-    path = Path(path)
-    rows = [demonstration_from(row, where) for row, where in _rows(path)]
-    if not rows:
-        raise DataError(f'{path} holds no rows; give one JSON object per line, {{"messages": [...]}}')
-    return rows
+    rows, left_out = read_rows(path)
+    format, also = _recognise(rows, str(path), kind)
+    notes: Counter[str] = Counter()
+    records = [_read(format, Row(values, where, notes), also) for values, where in rows]
+    parts = [_columns(format, rows), *(f"{what} in {count:,}" for what, count in sorted(notes.items()))]
+    if also:
+        parts.append(f"read as {format.name}, not as {' or '.join(f.name for f in also)}")
+    if left_out:
+        parts.append(f"left out {', '.join(left_out)}")
+    text = f"{Path(path).name}: {len(records):,} {noun(format.kind, len(records))} ({'; '.join(parts)})"
+    dataset = Dataset(records, format.kind, text, fingerprint_of(records))
+    return dataset if kind is None else convert(dataset, kind)
 
 
-def demonstration_from(row: Any, where: str = "row") -> Demonstration:
-    """A conversation from one JSON object; `where` names it in errors."""
-    if not isinstance(row, Mapping):
-        _refuse(where, "must be a JSON object with a list of messages", row)
-    messages = row.get("messages")
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        _refuse(f'{where}, field "messages"', "must be a non-empty list", messages)
-    tools = row.get("tools") or ()
-    if isinstance(tools, str):  # some data sets keep the list as a string, for columns of one type
-        tools = _loads(tools, f'{where}, field "tools"')
-    if not isinstance(tools, Sequence):
-        _refuse(f'{where}, field "tools"', "must be a list", tools)
-    return Demonstration(
-        tuple(_message(m, f'{where}, field "messages[{i}]"') for i, m in enumerate(messages)),
-        tuple(_tool(t, f'{where}, field "tools[{i}]"') for i, t in enumerate(tools)),
-    )
+def convert(dataset: Dataset[Any], kind: Kind) -> Dataset[Any]:
+    """The same data as another kind: what is left out of it is said in the description.
+
+    preference -> unpaired (a row a side), preference -> demonstration (the chosen side), ranking ->
+    preference (all pairs that differ), unpaired -> demonstration (the rows labelled true). Raises `DataError`
+    for any other pair of kinds.
+    """
+    if dataset.kind == kind:
+        return dataset
+    make = _CONVERSIONS.get((dataset.kind, kind))
+    if make is None:
+        possible = [noun(to) for of, to in _CONVERSIONS if of == dataset.kind]
+        can = f"; they can be made into {' or '.join(possible)}" if possible else ""
+        wanted = [f.example for f in FORMATS if f.kind == kind]
+        raise DataError(
+            f"{dataset.description} cannot be used as {noun(kind)}{can}. Give rows such as {wanted[0]}"
+        )
+    records, how = make(dataset.records)
+    if not records:
+        raise DataError(f"{dataset.description} gives no {noun(kind)} ({how})")
+    text = f"{dataset.description} -> {len(records):,} {noun(kind, len(records))} ({how})"
+    return Dataset(records, kind, text, fingerprint_of(records))
 
 
-def _rows(path: Path) -> Iterator[tuple[Any, str]]:
+# -- recognition ------------------------------------------------------------------------------------------
+
+
+def _recognise(rows: Sequence[RawRow], name: str, kind: Kind | None) -> tuple[Format, list[Format]]:
+    """(the format of most rows, others that fit the same rows but say less)."""
+    shapes = Counter(frozenset(k for k, v in values.items() if present(v)) for values, _ in rows)
+    shape = shapes.most_common(1)[0][0]
+    values, where = next((v, w) for v, w in rows if shape == frozenset(k for k, x in v.items() if present(x)))
+    fitting = [f for f in FORMATS if f.fits(values)]
+    if not fitting:
+        # A row with another shape may be right where most rows are not.
+        raise DataError(
+            f"{where}: the columns {', '.join(map(str, values)) or 'of an empty object'} fit no format; "
+            f"give one of {'; '.join(dict.fromkeys(f.example for f in FORMATS))}"
+        )
+    best = fitting[0]
+    names = {f.name for f in fitting}
+    if best.name in AMBIGUOUS and names.issuperset(AMBIGUOUS):
+        of_kind = [f for f in fitting if f.name in AMBIGUOUS and f.kind == kind]
+        if not of_kind and kind == "preference":
+            of_kind = [best]
+        if not of_kind:
+            raise DataError(
+                f"{name}: prompt and completions fit two meanings, {noun('ranking')} (the best first) and "
+                f'{noun("steps")} (one solution); say which with kind="ranking" or kind="steps", or add a '
+                'column "scores" or "labels"'
+            )
+        best = of_kind[0]
+    if kind is not None and best.kind != kind and (best.kind, kind) not in _CONVERSIONS:
+        best = next((f for f in fitting if f.kind == kind), best)
+    others = [f for f in fitting if f is not best and f.kind != best.kind and f.name not in AMBIGUOUS]
+    return best, others
+
+
+def _read(format: Format, row: Row, also: Sequence[Format]) -> Record:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path} is not UTF-8 text ({problem}); save it as UTF-8") from problem
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
-    if path.suffix == ".json":
-        whole = _loads(text, str(path)) if text.strip() else []
-        if not isinstance(whole, list):
-            _refuse(str(path), "must be a JSON list of rows", whole)
-        for index, row in enumerate(whole):
-            yield row, f"{path}, row {index}"
-        return
-    # Not splitlines(): it also breaks at U+2028, which JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _loads(line, f"{path}, line {number}"), f"{path}, line {number}"
+        return format.read(row)
+    except DataError as problem:
+        if format.fits(row.values):
+            raise
+        fits = next((f for f in FORMATS if f.fits(row.values)), None)
+        hint = f" (this row alone would be a {noun(fits.kind, 1)})" if fits is not None else ""
+        raise DataError(
+            f"{problem}; most rows are {noun(format.kind)}, such as {format.example}{hint}"
+        ) from problem
 
 
-def _loads(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{where}: not valid JSON ({str(problem)[:100]})") from problem
+def _columns(format: Format, rows: Sequence[RawRow]) -> str:
+    """The columns that are read, and those that are not."""
+    seen = dict.fromkeys(str(k) for values, _ in rows for k, v in values.items() if present(v))
+    used = set().union(*(format.read_columns(values) for values, _ in rows))
+    read = [name for name in seen if name in used]
+    unread = [name for name in seen if name not in used]
+    ignored = f"; ignored {', '.join(unread)}" if unread else ""
+    return f"column{'s' * (len(read) > 1)} {', '.join(read)}{ignored}"
 
 
-def _message(value: Any, where: str) -> Message:
-    if not isinstance(value, Mapping):
-        _refuse(where, 'must be an object such as {"role": "user", "content": "Hi"}', value)
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        _refuse(f"{where}.role", f"must be one of {', '.join(_ROLES)}", role)
-    calls = value.get("tool_calls") or ()
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
-        _refuse(f"{where}.tool_calls", "must be a list", calls)
-    if value.get("content") is None and not calls:
-        _refuse(f"{where}.content", "is missing", None)
-    reasoning = next((value[k] for k in ("reasoning_content", "reasoning") if value.get(k) is not None), None)
-    for key in ("name", "tool_call_id"):
-        if not isinstance(value.get(key), str | None):
-            _refuse(f"{where}.{key}", "must be a string", value.get(key))
-    if not isinstance(reasoning, str | None):
-        _refuse(f"{where}.reasoning_content", "must be a string", reasoning)
-    return Message(
-        cast(Role, role),
-        _content(value.get("content"), f"{where}.content"),
-        tuple(_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)),
-        value.get("tool_call_id"),
-        value.get("name"),
-        reasoning,
-    )
+# -- conversions ------------------------------------------------------------------------------------------
 
 
-def _content(value: Any, where: str) -> Content:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, Sequence):
-        _refuse(where, "must be a string or a list of parts", value)
-    return tuple(_part(part, f"{where}[{i}]") for i, part in enumerate(value))
+def _both_sides(records: Sequence[Preference]) -> tuple[list[Record], str]:
+    rows: list[Record] = []
+    for r in records:
+        rows += [Unpaired(r.prompt, r.chosen, True, r.tools), Unpaired(r.prompt, r.rejected, False, r.tools)]
+    return rows, "a row for each side"
 
 
-def _part(value: Any, where: str) -> TextPart | ImagePart:
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "text" and isinstance(value.get("text"), str):
-        return TextPart(value["text"])
-    if kind == "image_url":
-        inner = value.get("image_url")
-        url = inner.get("url") if isinstance(inner, Mapping) else inner
-        if isinstance(url, str):
-            return ImagePart(url)
-    _refuse(where, 'must be {"type": "text", "text": ...} or {"type": "image_url", ...}', value)
+def _chosen(records: Sequence[Preference]) -> tuple[list[Record], str]:
+    return [
+        Demonstration((*r.prompt, *r.chosen), r.tools, only_last=True, answers_from=len(r.prompt))
+        for r in records
+    ], "the chosen side"
 
 
-def _call(value: Any, where: str) -> ToolCall:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        _refuse(where, 'must be {"function": {"name": ..., "arguments": {...}}}', value)
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):  # as the OpenAI API writes them
-        arguments = _loads(arguments, f"{where}.arguments")
-    if not isinstance(arguments, Mapping):
-        _refuse(f"{where}.arguments", "must be an object", arguments)
-    return ToolCall(function["name"], arguments, id=str(value.get("id") or ""))
+def _liked(records: Sequence[Unpaired]) -> tuple[list[Record], str]:
+    liked: list[Record] = [
+        Demonstration((*r.prompt, *r.completion), r.tools, only_last=True, answers_from=len(r.prompt))
+        for r in records
+        if r.label
+    ]
+    return liked, f"those labelled true; {len(records) - len(liked):,} labelled false left out"
 
 
-def _tool(value: Any, where: str) -> Tool:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        _refuse(where, 'must be {"type": "function", "function": {"name": ...}}', value)
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return Tool(function["name"], str(function.get("description") or ""), parameters)
+def _pairs(records: Sequence[Ranking]) -> tuple[list[Record], str]:
+    rows: list[Record] = []
+    ties = 0
+    for r in records:
+        ranks = r.ranks or tuple(range(1, len(r.completions) + 1))
+        for i, good in enumerate(r.completions):
+            for j in range(i + 1, len(r.completions)):
+                if ranks[i] == ranks[j]:
+                    ties += 1
+                    continue
+                pair = Preference(r.prompt, good, r.completions[j], r.tools)
+                rows.append(replace(pair, margin=r.scores[i] - r.scores[j]) if r.scores else pair)
+    return rows, "all pairs" + (f"; {ties:,} of equally good ones left out" if ties else "")
 
 
-def _refuse(where: str, must: str, value: Any) -> NoReturn:
-    raise DataError(f"{where}: {must}; got {str(value)[:80]!r}")
+_CONVERSIONS: dict[tuple[Kind, Kind], Any] = {
+    ("preference", "unpaired"): _both_sides,
+    ("preference", "demonstration"): _chosen,
+    ("ranking", "preference"): _pairs,
+    ("unpaired", "demonstration"): _liked,
+}

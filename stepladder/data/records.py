@@ -10,8 +10,11 @@ Prompts are messages; a completion is the messages that follow it (nearly always
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from stepladder.types import Message, Tool
+
+Kind: TypeAlias = Literal["demonstration", "text", "preference", "unpaired", "ranking", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,14 @@ class Demonstration:
     """One conversation to imitate, with the tools it was held with.
 
     `only_last`: the file gave a prompt and its completion, so only the last turn is an answer to learn.
+    `answers_from` is where the completion begins in `messages` then, which may itself hold several turns;
+    0 in a plain conversation, all of whose assistant turns are answers.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     only_last: bool = False
+    answers_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,17 @@ class Unpaired:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """K completions of one prompt, the best first."""
+    """K completions of one prompt, the best first.
+
+    `ranks[k]` is the place of completion k, equal where two are equally good; empty where all differ.
+    `scores[k]` is what the file scored it, higher is better; empty where only the order is known.
+    """
 
     prompt: tuple[Message, ...]
     completions: tuple[tuple[Message, ...], ...]
     tools: tuple[Tool, ...] = ()
+    ranks: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +89,6 @@ class Steps:
     prompt: tuple[Message, ...]
     steps: tuple[str, ...]
     labels: tuple[float, ...] = ()
+
+
+Record: TypeAlias = Demonstration | Text | Preference | Unpaired | Ranking | Steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepladder.config import Recipe
-from stepladder.data.datasets import read_demonstrations
+from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
@@ -37,7 +37,7 @@ def check_data(recipe: Recipe) -> None:
 
 
 def _check_demonstrations(settings: SftSection, path: str) -> None:
-    rows = len(read_demonstrations(path))
+    rows = len(read_dataset(path, "demonstration"))
     if rows <= settings.validation:
         raise DataError(
             f"{path} has {rows} conversations, sft.validation holds back {settings.validation}; "

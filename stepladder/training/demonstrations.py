@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepladder.data.datasets import read_demonstrations
+from stepladder.data.datasets import read_dataset
 from stepladder.sections.sft import SftSection
 from stepladder.training.setup import Workbench
 from stepladder.types import Message, Tool, TrainingSample
@@ -28,7 +28,8 @@ def sft_conversations(
     That the world makes demonstrations and the file has enough of them, `check_world` has seen to.
     """
     if settings.data is not None:
-        rows: list[Conversation] = [(r.messages, r.tools) for r in read_demonstrations(settings.data)]
+        records = read_dataset(settings.data, "demonstration").records
+        rows: list[Conversation] = [(r.messages, r.tools) for r in records]
         cut = len(rows) - settings.validation
         return rows[:cut], rows[cut:]
     make = bench.world.demonstrations

@@ -8,8 +8,6 @@ import pytest
 from chat_tokenizers import CHATML, bpe_tokenizer
 
 from stepladder.data.chat import Renderer
-from stepladder.data.datasets import read_demonstrations
-from stepladder.data.records import Demonstration
 from stepladder.data.tiny_tokenizer import ASCII, HIDDEN_DIGIT, tiny_tokenizer
 from stepladder.errors import ConfigError, DataError, TemplateError
 from stepladder.types import Generation, Message, Sampling, Tool, ToolCall
@@ -125,68 +123,6 @@ def test_a_demonstration_is_spelled_as_other_software_spells_it() -> None:
     own = renderer.tokenizer.apply_chat_template(rows, tools=[tool.to_dict()], return_dict=False)
     assert list(sample.token_ids) == own[: len(sample.token_ids)]
     assert renderer.decode(own[len(sample.token_ids) :]) == "\n"
-
-
-# -- files --------------------------------------------------------------------------------------------------
-
-
-def test_rows_with_a_byte_order_mark_windows_line_ends_and_blank_lines(tmp_path: Path) -> None:
-    row = '{"messages": [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "Ho"}]}'
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + f"\r\n{row}\r\n\r\n{row}\r\n".encode())
-    wanted = Demonstration((Message("user", "a\u2028b"), Message("assistant", "Ho")))
-    assert read_demonstrations(path) == [wanted, wanted]
-    listed = tmp_path / "rows.json"
-    listed.write_text(f"[{row}]", encoding="utf-8")
-    assert read_demonstrations(listed) == [wanted]
-
-
-def test_calls_tools_and_parts_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "1?"}]}, {"role": "assistant", '
-        '"content": null, "tool_calls": [{"id": "c0", "type": "function", "function": {"name": "add", '
-        '"arguments": "{\\"a\\": 1}"}}]}], "tools": [{"type": "function", "function": {"name": "add"}}]}'
-    )
-    (row,) = read_demonstrations(path)
-    assert row.messages[0].text == "1?"
-    assert row.messages[1].tool_calls == (ToolCall("add", {"a": 1}, id="c0"),)
-    assert row.tools[0].name == "add"
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", r"line 2: not valid JSON"),
-        ("[]", r"line 2: must be a JSON object"),
-        ('{"messages": []}', r'line 2, field "messages": must be a non-empty list'),
-        ('{"messages": [{"role": "bot"}]}', r"line 2.*messages\[0\].*role: must be one of system, user"),
-        ('{"messages": [{"role": ["user"]}]}', r"messages\[0\].*role: must be one of"),
-        ('{"messages": [{"role": "user"}]}', r"messages\[0\].*content: is missing"),
-        ('{"messages": [{"role": "user", "content": 3}]}', r"content: must be a string or a list"),
-        ('{"messages": [{"role": "user", "content": [3]}]}', r"content\[0\]: must be"),
-        ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', r"tool_calls\[0\]: must be"),
-        ('{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', r"tools\[0\].*: must be"),
-    ],
-)
-def test_a_bad_row_is_named_by_line_and_field(tmp_path: Path, line: str, reason: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    good = '{"messages": [{"role": "user", "content": "Hi"}]}'
-    path.write_text(f"{good}\n{line}\n")
-    with pytest.raises(DataError, match=reason):
-        read_demonstrations(path)
-
-
-def test_an_empty_missing_or_undecodable_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    with pytest.raises(DataError, match="cannot be read"):
-        read_demonstrations(path)
-    path.write_text("\n\n")
-    with pytest.raises(DataError, match="holds no rows"):
-        read_demonstrations(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not UTF-8"):
-        read_demonstrations(path)
 
 
 # -- the tiny tokenizer -------------------------------------------------------------------------------------
