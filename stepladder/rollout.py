@@ -86,30 +86,69 @@ async def rollout(
     played: list[Trajectory] = []
     for start in range(0, len(requests), limits.concurrency):
         wave = requests[start : start + limits.concurrency]
-        # Every agent of a wave exists before the first token: what an exact engine waits for.
-        made: list[Agent] = []
-        jobs: list[asyncio.Future[Trajectory]] = []
-        try:
-            for k in range(len(wave)):
-                made.append(agents(f"{start + k:08d}"))
-            jobs += [
-                asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
-                for agent, request in zip(made, wave)
-            ]
-            played += await asyncio.gather(*jobs)
-        except BaseException:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-            raise
-        finally:
-            for agent in made:  # also those whose episode was cancelled before it began
-                agent.close()
+        keys = [f"{start + k:08d}" for k in range(len(wave))]
+        played += await _play_wave(agents, world, wave, keys, limits, on_trajectory)
     groups = []
     for k, (group_id, task) in enumerate(tasks):
         group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
         groups.append(await _scored(group, scorer))
     return groups
+
+
+async def play_group(
+    agents: Agents,
+    world: CheckedWorld,
+    group_id: str,
+    task: Task,
+    *,
+    group_size: int,
+    limits: Limits,
+    seed: int,
+    key: str,
+    scorer: Scorer | None = None,
+    on_trajectory: Progress | None = None,
+) -> Group:
+    """One group by itself, for a loop that plays while it trains; the same episodes as `rollout` would play.
+
+    `key` orders its sessions in the engine.
+    """
+    requests = [Request(group_id, i, task, derive_seed(seed, group_id, i)) for i in range(group_size)]
+    played: list[Trajectory] = []
+    for start in range(0, group_size, limits.concurrency):
+        wave = requests[start : start + limits.concurrency]
+        keys = [f"{key}-{request.index:04d}" for request in wave]
+        played += await _play_wave(agents, world, wave, keys, limits, on_trajectory)
+    return await _scored(Group(group_id, task, tuple(played)), scorer)
+
+
+async def _play_wave(
+    agents: Agents,
+    world: CheckedWorld,
+    wave: Sequence[Request],
+    keys: Sequence[str],
+    limits: Limits,
+    on_trajectory: Progress | None,
+) -> list[Trajectory]:
+    """Play episodes at the same time. Where one raises, the others are cancelled and have cleaned up."""
+    # Every agent of a wave exists before the first token: what an exact engine waits for.
+    made: list[Agent] = []
+    jobs: list[asyncio.Future[Trajectory]] = []
+    try:
+        for key in keys:
+            made.append(agents(key))
+        jobs += [
+            asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
+            for agent, request in zip(made, wave)
+        ]
+        return list(await asyncio.gather(*jobs))
+    except BaseException:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        raise
+    finally:
+        for agent in made:  # also those whose episode was cancelled before it began
+            agent.close()
 
 
 async def _play(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import Scorer
+from stepladder.training.loop_thread import LoopThread
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
 from stepladder.training.setup import limits_of, make_scorer, make_world, prepare
@@ -85,7 +85,7 @@ def model_folder(name: str) -> str | Path:
 class _Table(NamedTuple):
     """What an evaluation is played with."""
 
-    runner: asyncio.Runner
+    runner: LoopThread
     world: CheckedWorld
     agents: Agents
     scorer: Scorer | None
@@ -105,7 +105,7 @@ def _table(recipe: EvalRecipe, url: str | None, endpoint_model: str, temperature
             client, endpoint_model, temperature=temperature, max_tokens=recipe.rollout.max_tokens
         )
 
-    with asyncio.Runner() as runner:
+    with LoopThread() as runner:
         try:
             runner.run(require_endpoint(client, url))
             runner.run(world.setup())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
 from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
+from stepladder.training.loop_thread import LoopThread
 from stepladder.types import Group
 
 
@@ -39,7 +39,7 @@ class Workbench:
     renderer: Renderer
     limits: Limits
     scorer: Scorer | None
-    runner: asyncio.Runner
+    runner: LoopThread
     engine_version: int = 0
     _engine: LocalEngine | None = None
 
@@ -95,7 +95,7 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     world = make_world(recipe) if recipe.environment is not None else None
     scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
-        runner = undo.enter_context(asyncio.Runner())
+        runner = undo.enter_context(LoopThread())
         if world is not None:
             runner.run(world.setup())
             undo.callback(lambda: runner.run(world.teardown()))

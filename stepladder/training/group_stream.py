@@ -1,0 +1,190 @@
+"""Groups that are played while the policy is trained: a bounded queue that starves no task and loses none.
+
+Admission. With `per_step` groups a step and a staleness of at most S, no more than (S + 1) · per_step groups
+are outstanding (begun, not yet handed out). A group begun while the learner stood at version v is handed
+out at v + S at the latest, so no token in it is more than S updates old.
+
+Order. `take` hands out the oldest finished groups; where leaving an older one out would break the bound
+later, it waits for it. So a slow task is trained on as often as a fast one.
+
+S = 0 is the synchronous loop: all groups of a step begin together and the step waits for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepladder.errors import ConfigError
+from stepladder.types import Group, Task
+
+Draw = Callable[[], tuple[str, Task] | None]
+Play = Callable[[str, Task, int], Awaitable[Group]]
+
+
+@dataclass(eq=False, slots=True)
+class Outstanding:
+    """A group that was begun and not yet handed out. `born`: the learner's version when it was begun."""
+
+    order: int
+    group_id: str
+    task: Task
+    born: int
+    job: asyncio.Future[Group] | None = None
+    group: Group | None = None
+
+
+class GroupStream:
+    """All methods run on one event loop. `draw` gives the next (group id, task), None at the end of the data;
+    `play(group id, task, order)` plays one group.
+
+    `at_once` bounds how many groups are played at the same time; the others wait in order.
+    """
+
+    def __init__(
+        self, draw: Draw, play: Play, *, per_step: int, max_staleness: int, at_once: int, version: int = 0
+    ) -> None:
+        if per_step < 1 or max_staleness < 0 or at_once < 1:
+            raise ConfigError(
+                f"a stream needs per_step >= 1, max_staleness >= 0, at_once >= 1; got {per_step}, "
+                f"{max_staleness}, {at_once}; try 8, 1 and 32"
+            )
+        self._draw, self._play = draw, play
+        self.per_step, self.max_staleness, self.at_once = per_step, max_staleness, at_once
+        self.version = version
+        self.ended = False  # the data are at their end; what is outstanding still comes
+        self._outstanding: list[Outstanding] = []
+        self._order = 0
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    # -- what the learner does --------------------------------------------------------------------------
+
+    async def take(self) -> list[Group]:
+        """The groups of the next step; fewer, or none, at the end of the data.
+
+        Raises the first exception of a job, at once: it is an error in the program, since failures of the
+        world are recorded in the groups.
+        """
+        self._admit()
+        while True:
+            if self._failure is not None:
+                await self.close()
+                raise self._failure
+            chosen = self._choose()
+            if chosen is not None:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        for item in chosen:
+            self._outstanding.remove(item)
+        return [item.group for item in chosen if item.group is not None]
+
+    def advance(self) -> None:
+        """The learner has made an update and the engine has the new weights: more may begin."""
+        self.version += 1
+        self._admit()
+
+    async def close(self) -> None:
+        """Cancel what is being played and wait until it has cleaned up. Idempotent."""
+        self.ended = True
+        jobs = [item.job for item in self._outstanding if item.job is not None]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    # -- the checkpoint ---------------------------------------------------------------------------------
+
+    def outstanding(self) -> list[Outstanding]:
+        """What was begun and not handed out, oldest first: a resumed run has to play or hand it out."""
+        return list(self._outstanding)
+
+    def restore(self, waiting: Sequence[tuple[str, Task, int, Group | None]]) -> None:
+        """Take over what an earlier stream had outstanding: (group id, task, born, the group if finished)."""
+        for group_id, task, born, group in waiting:
+            # What is played again is played with the weights of now.
+            self._add(group_id, task, born if group is not None else self.version, group)
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        limit = (self.max_staleness + 1) * self.per_step
+        while not self.ended and len(self._outstanding) < limit:
+            drawn = self._draw()
+            if drawn is None:
+                self.ended = True
+                break
+            self._add(*drawn, self.version, None)
+        self._begin()
+
+    def _add(self, group_id: str, task: Task, born: int, group: Group | None) -> None:
+        self._outstanding.append(Outstanding(self._order, group_id, task, born, None, group))
+        self._order += 1
+
+    def _begin(self) -> None:
+        playing = sum(item.job is not None and item.group is None for item in self._outstanding)
+        for item in self._outstanding:
+            if playing >= self.at_once:
+                return
+            if item.job is None and item.group is None:
+                item.born = self.version  # it waited in the queue; its tokens are of now
+                job = item.job = asyncio.ensure_future(self._play(item.group_id, item.task, item.order))
+                job.add_done_callback(functools.partial(self._ended, item))
+                playing += 1
+
+    def _ended(self, item: Outstanding, job: asyncio.Future[Group]) -> None:
+        self._changed.set()
+        if job.cancelled():
+            return
+        error = job.exception()
+        if error is None:
+            item.group = job.result()
+        elif self._failure is None:  # the learner raises it; the first one is the cause
+            self._failure = error
+        if self._failure is None:
+            self._begin()
+
+    def _choose(self) -> list[Outstanding] | None:
+        """The oldest finished groups, if they are enough and everyone left can still come in time.
+
+        None: wait. With all groups finished there is always a choice, because no more are admitted than
+        S + 1 steps can hand out.
+        """
+        wanted = min(self.per_step, len(self._outstanding))
+        by_age = sorted(self._outstanding, key=lambda item: (self._born(item), item.order))
+        chosen = [item for item in by_age if item.group is not None][:wanted]
+        if len(chosen) < wanted:
+            return None
+        left = [item for item in by_age if item not in chosen]
+        for place, item in enumerate(left):  # handed out at version + 1, + 2, ..., per_step at a time
+            if self.version + 1 + place // self.per_step > self._born(item) + self.max_staleness:
+                return None
+        return chosen
+
+    def _born(self, item: Outstanding) -> int:
+        """A group that only waits for its turn has no tokens yet."""
+        return item.born if item.job is not None or item.group is not None else self.version
+
+
+def versions_of(group: Group) -> dict[int, int]:
+    """Sampled tokens of a group by the version of the weights that sampled them."""
+    counts: dict[int, int] = {}
+    for trajectory in group.trajectories:
+        for turn in trajectory.turns:
+            for version, count in turn.versions:
+                counts[version] = counts.get(version, 0) + count
+    return counts
+
+
+def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
+    """How many updates old the sampled tokens are that are trained on now: mean, largest, tokens by lag."""
+    lags: dict[int, int] = {}
+    for group in groups:
+        for v, count in versions_of(group).items():
+            lags[version - v] = lags.get(version - v, 0) + count
+    total = sum(lags.values())
+    mean = sum(lag * count for lag, count in lags.items()) / total if total else 0.0
+    return {"mean": mean, "max": max(lags, default=0), "tokens": dict(sorted(lags.items()))}
