@@ -48,6 +48,7 @@ class LocalEngine:
         cache_bytes: memory for shared prefixes and for sessions between turns.
         prefill_tokens: tokens in one prefill batch, by default 1,024 (8,192 on cuda).
         recompute_live: at a sync, prefill generations under way again instead of keeping their caches.
+        private: compute with a copy on every path, so that the policy may be trained meanwhile.
 
     Raises:
         ConfigError: contradictory settings, or a model that no path decodes correctly.
@@ -67,11 +68,12 @@ class LocalEngine:
         cache_bytes: int = 1 << 30,
         prefill_tokens: int | None = None,
         recompute_live: bool = False,
+        private: bool = False,
     ) -> None:
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1; got {max_rows}; try 128")
         where = torch.device(device) if device is not None else next(model.parameters()).device
-        view = PolicyView(model, where, resolve_dtype(dtype, where))
+        view = PolicyView(model, where, resolve_dtype(dtype, where), private=private)
         self.dtype, self.device, self.exact = view.dtype, where, exact
         self.max_context = _context(view.policy, max_context)
         self._vocabulary = view.policy.get_input_embeddings().weight.shape[0]

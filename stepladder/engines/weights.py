@@ -31,19 +31,29 @@ def causal_model(policy: Any) -> Any:
 
 
 class PolicyView:
-    """The policy itself, or a copy of it in another type or on another device, refreshed at every sync."""
+    """The policy itself, or a copy of it in another type or on another device, refreshed at every sync.
 
-    def __init__(self, policy: Any, device: torch.device | None, dtype: torch.dtype | None) -> None:
+    `private` asks for a copy in any case: for tokens that are sampled while the policy is being updated.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        device: torch.device | None,
+        dtype: torch.dtype | None,
+        *,
+        private: bool = False,
+    ) -> None:
         self.policy = causal_model(policy)
         first = next(self.policy.parameters())
         self.device, self.dtype = device or first.device, dtype or first.dtype
         self.model = self.policy
-        self._asked = dtype
+        self._asked, self._private = dtype, private
 
     def copy_if_needed(self) -> None:
         """Make the copy that the default path computes with; the fused path needs none."""
         dtype = self._asked
-        if any(p.device != self.device for p in self.policy.parameters()) or (
+        if self._private or any(p.device != self.device for p in self.policy.parameters()) or (
             dtype is not None
             and any(p.dtype != dtype for p in self.policy.parameters() if p.is_floating_point())
         ):

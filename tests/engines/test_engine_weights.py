@@ -222,6 +222,26 @@ def test_the_fused_path_sees_an_update_only_at_a_sync(dtype: str | None) -> None
     run(main())
 
 
+def test_a_private_engine_sees_an_update_only_at_a_sync_on_every_path() -> None:
+    """GPT-2 takes the default path, which otherwise runs the policy's own modules."""
+    model = tiny("gpt2")
+
+    async def main() -> None:
+        engine = LocalEngine(model, private=True)
+        assert engine.path == "default"
+        ids = list(prompt(12, 3))
+        before, hash_before = engine.token_logprobs(ids), engine.weights_fingerprint()
+        shaken(model)
+        assert engine.token_logprobs(ids) == before
+        assert engine.weights_fingerprint() == hash_before
+        engine.sync(1)
+        assert engine.token_logprobs(ids) != before
+        assert engine.weights_fingerprint() != hash_before
+        await engine.close()
+
+    run(main())
+
+
 def test_auto_dtype_is_resolved_to_a_type_of_the_machine() -> None:
     model = tiny("llama")
 

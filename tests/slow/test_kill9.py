@@ -50,7 +50,7 @@ def _where(run: Path) -> str:
     if latest is None:
         return "no checkpoint"
     state = store.load_state(latest)
-    return f"{state['rung']}, sft step {state['sft']['step']}, rl step {state['rl']['step']}"
+    return f"{state['rung'] or 'between rungs'} step {state['state'].get('step', 0)}, done: {state['done']}"
 
 
 @pytest.mark.slow
