@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.data.batching import pack
+from stepladder.data.batching import PackedBatch, pack
 from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
@@ -86,18 +86,59 @@ class Policy:
         scored = self._packed if self.mode == "packed" else self._padded
         return scored(samples, temperature)
 
+    @property
+    def hidden_size(self) -> int:
+        """d, the length of a hidden state."""
+        size: int = self.lm.config.get_text_config().hidden_size
+        return size
+
+    def hidden_at(
+        self, samples: Sequence[TrainingSample], positions: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, int]:
+        """([n, d], tokens computed): the body's last hidden state at `positions[b]` of each sample, in order.
+
+        In the layout of `mode`, as `logprobs`; gradients flow where autograd is on. The state at position t
+        has seen the tokens up to and including t. Raises IndexError for a position outside its sample.
+        """
+        for b, (sample, at) in enumerate(zip(samples, positions, strict=True)):
+            outside = [t for t in at if not 0 <= t < len(sample.token_ids)]
+            if outside:
+                raise IndexError(
+                    f"position {outside[0]} is outside sample {b}, whose positions are 0 to "
+                    f"{len(sample.token_ids) - 1}"
+                )
+        if self.mode == "packed":
+            packed = pack(samples)
+            rows = [int(packed.rows[b][t]) for b, at in enumerate(positions) for t in at]
+            where = torch.tensor(rows, dtype=torch.long, device=self.device)
+            return self._packed_hidden(packed)[where], packed.num_tokens
+        ids, real, _ = self._pad(samples)
+        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
+        if self.mode == "full":
+            hidden = self.lm(**inputs, output_hidden_states=True).hidden_states[-1]
+        else:
+            hidden = self._body()(**inputs).last_hidden_state
+        places = [(b, t) for b, at in enumerate(positions) for t in at]
+        index = torch.tensor(places, dtype=torch.long, device=self.device).reshape(-1, 2)
+        return hidden[index[:, 0], index[:, 1]], int(real.sum())
+
     # -- layouts ------------------------------------------------------------------------------------
 
-    def _packed(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
-        packed = pack(samples)
+    def _packed_hidden(self, packed: PackedBatch) -> Tensor:
         device = self.device
-        hidden = self._body()(
+        hidden: Tensor = self._body()(
             input_ids=torch.from_numpy(packed.token_ids)[None].to(device),
             position_ids=torch.from_numpy(packed.position_ids)[None].to(device),
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # ours is in the layout
             use_cache=False,
             layout=Layout.of(packed, device),
         ).last_hidden_state[0]
+        return hidden
+
+    def _packed(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
+        packed = pack(samples)
+        device = self.device
+        hidden = self._packed_hidden(packed)
         scores, entropy = self._head(
             hidden[torch.from_numpy(packed.sources).to(device)],
             torch.from_numpy(packed.targets).to(device),
@@ -116,17 +157,7 @@ class Policy:
         )
 
     def _padded(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
-        device = self.device
-        width = max(len(s.token_ids) for s in samples)
-        ids = torch.zeros(len(samples), width, dtype=torch.long)
-        real = torch.zeros(len(samples), width, dtype=torch.long)
-        mask = torch.zeros(len(samples), width, dtype=torch.bool)
-        for b, sample in enumerate(samples):
-            n = len(sample.token_ids)
-            ids[b, :n] = torch.tensor(sample.token_ids)
-            real[b, :n] = 1
-            mask[b, :n] = torch.tensor(sample.mask)
-        ids, real, mask = ids.to(device), real.to(device), mask.to(device)
+        ids, real, mask = self._pad(samples)
         rows, columns = mask.nonzero(as_tuple=True)
         inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
         if self.mode == "full":
@@ -137,13 +168,26 @@ class Policy:
         else:
             hidden = self._body()(**inputs).last_hidden_state
             scores, entropy = self._head(hidden[rows, columns - 1], ids[rows, columns], temperature)
-        zeros = torch.zeros(mask.shape, device=device)
+        zeros = torch.zeros(mask.shape, device=self.device)
         return Scores(
             zeros.index_put((rows, columns), scores),
             zeros.index_put((rows, columns), entropy),
             mask,
             int(real.sum()),
         )
+
+    def _pad(self, samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, 1 on real tokens, mask), each [B, T], padded on the right."""
+        width = max(len(s.token_ids) for s in samples)
+        ids = torch.zeros(len(samples), width, dtype=torch.long)
+        real = torch.zeros(len(samples), width, dtype=torch.long)
+        mask = torch.zeros(len(samples), width, dtype=torch.bool)
+        for b, sample in enumerate(samples):
+            n = len(sample.token_ids)
+            ids[b, :n] = torch.tensor(sample.token_ids)
+            real[b, :n] = 1
+            mask[b, :n] = torch.tensor(sample.mask)
+        return ids.to(self.device), real.to(self.device), mask.to(self.device)
 
     def _body(self) -> nn.Module:
         body: nn.Module = getattr(self.lm, self.lm.base_model_prefix)
