@@ -32,7 +32,8 @@ Mode = Literal["packed", "padded", "full"]
 class Scores:
     """`logprobs[b, t]` = log p(token t of sample b | before it) at the temperature, 0 where not `mask`.
 
-    `entropy[b, t]` is the entropy (nats) of the distribution that token was drawn from; no gradient.
+    `entropy[b, t]` is the entropy (nats) of the distribution that token was drawn from; without gradient
+    unless it was asked for.
     All three are [B, T]; `tokens_computed` counts the tokens that went through the body.
     """
 
@@ -79,12 +80,14 @@ class Policy:
             if module is not None:
                 module.requires_grad_(False)
 
-    def logprobs(self, samples: Sequence[TrainingSample], *, temperature: float = 1.0) -> Scores:
+    def logprobs(
+        self, samples: Sequence[TrainingSample], *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> Scores:
         """Score the tokens whose mask is True. Gradients flow where autograd is on."""
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0 to score tokens; got {temperature}. Try 1.0")
         scored = self._packed if self.mode == "packed" else self._padded
-        return scored(samples, temperature)
+        return scored(samples, temperature, entropy_gradient)
 
     @property
     def hidden_size(self) -> int:
@@ -135,7 +138,9 @@ class Policy:
         ).last_hidden_state[0]
         return hidden
 
-    def _packed(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
+    def _packed(
+        self, samples: Sequence[TrainingSample], temperature: float, entropy_gradient: bool
+    ) -> Scores:
         packed = pack(samples)
         device = self.device
         hidden = self._packed_hidden(packed)
@@ -143,6 +148,7 @@ class Policy:
             hidden[torch.from_numpy(packed.sources).to(device)],
             torch.from_numpy(packed.targets).to(device),
             temperature,
+            entropy_gradient,
         )
         shape = (len(samples), max(len(s.token_ids) for s in samples))
         rows, columns, units = _scatter_index(packed.places)
@@ -156,7 +162,9 @@ class Policy:
             packed.num_tokens,
         )
 
-    def _padded(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
+    def _padded(
+        self, samples: Sequence[TrainingSample], temperature: float, entropy_gradient: bool
+    ) -> Scores:
         ids, real, mask = self._pad(samples)
         rows, columns = mask.nonzero(as_tuple=True)
         inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
@@ -164,10 +172,13 @@ class Policy:
             logits = self.lm(**inputs).logits[rows, columns - 1].float() / temperature
             table = logits.log_softmax(-1)
             scores = table.gather(1, ids[rows, columns][:, None])[:, 0]
-            entropy = -(table.exp() * table).sum(-1).detach()
+            entropy = -(table.exp() * table).sum(-1)
+            entropy = entropy if entropy_gradient else entropy.detach()
         else:
             hidden = self._body()(**inputs).last_hidden_state
-            scores, entropy = self._head(hidden[rows, columns - 1], ids[rows, columns], temperature)
+            scores, entropy = self._head(
+                hidden[rows, columns - 1], ids[rows, columns], temperature, entropy_gradient
+            )
         zeros = torch.zeros(mask.shape, device=self.device)
         return Scores(
             zeros.index_put((rows, columns), scores),
@@ -193,9 +204,17 @@ class Policy:
         body: nn.Module = getattr(self.lm, self.lm.base_model_prefix)
         return body
 
-    def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
-        return chunked_logprobs(hidden, head.weight, targets, temperature=temperature)
+        return chunked_logprobs(
+            hidden,
+            head.weight,
+            targets,
+            temperature=temperature,
+            differentiable_entropy=entropy_gradient,
+        )
 
     # -- which layout is exact for this model ---------------------------------------------------------
 
