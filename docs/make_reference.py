@@ -106,6 +106,8 @@ def _type(annotation: Any, field: FieldInfo) -> str:
         return ", ".join(f'`"{value}"`' for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join(_type(a, field) for a in arguments if a is not NoneType)
+    if origin is tuple and arguments[0] not in _NAMES:
+        return "list of tables"
     if origin is tuple:
         return f"list of {_NAMES[arguments[0]]}"
     if origin is dict:

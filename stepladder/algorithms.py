@@ -39,6 +39,12 @@ class Algorithm:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_coefficient: float = 0.0
     needs_critic: bool = False
+    whiten: bool = False
+    """Advantages over the tokens of the batch to mean 0 and deviation 1, last of all."""
+    dynamic_sampling: bool = False
+    """Groups whose members all earn the same are dropped and others played instead."""
+    overlong_penalty: float = 0.0
+    """Taken from the score of an episode whose longest turn reaches its limit, less of it just below."""
     paper: str
     note: str = ""
 
@@ -93,6 +99,7 @@ _ROWS = (
         kl_estimator="k1",
         kl_coefficient=0.02,
         needs_critic=True,
+        whiten=True,
         paper="arXiv:1707.06347",
         note="KL coefficient of InstructGPT (arXiv:2203.02155)",
     ),
@@ -121,6 +128,8 @@ _ROWS = (
         scale="group_std",
         clip_high=0.28,
         aggregation="token_mean",
+        dynamic_sampling=True,
+        overlong_penalty=1.0,
         paper="arXiv:2503.14476",
         note="the paper's equation is group_token_mean; its implementations and this row use the whole step",
     ),

@@ -11,6 +11,7 @@
     │   ├── EnvironmentFault   reset, step or close of an environment
     │   └── RewardError        a reward function or scorer
     ├── InvariantError         a promise of the trainer did not hold (ratio 1, weight sync, mask)
+    ├── NothingToLearn         no group of tasks tells good episodes from bad ones
     ├── CheckpointError        a checkpoint cannot be written, read or resumed
     └── RunStopped             the run was interrupted on purpose; its state is saved
 
@@ -76,6 +77,14 @@ class RewardError(BoundaryError):
 
 class InvariantError(StepladderError):
     """A promise that training rests on does not hold; going on would train on wrong numbers."""
+
+
+class NothingToLearn(StepladderError):
+    """In every group that was tried all episodes earned the same. `all_solved`: because all succeeded."""
+
+    def __init__(self, message: str, *, all_solved: bool = False) -> None:
+        super().__init__(message)
+        self.all_solved = all_solved
 
 
 class CheckpointError(StepladderError):

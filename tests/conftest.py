@@ -16,6 +16,7 @@ CHECKED = (
     "stepladder.objectives",
     "stepladder.policies.policy",
     "stepladder.policies.attention",
+    "stepladder.policies.heads",
     "stepladder.policies.optimizer",
     "stepladder.training.step",
     "stepladder.training.sft",

@@ -60,11 +60,27 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["sft.epochs=3"], ["give either sft.data or sft.demonstrations", "Try demonstrations=32"]),
         (["sft.data=x.jsonl", "sft.demonstrations=3"], ["give either", "'x.jsonl'"]),
         (["rl.algorithm=gprp"], ["no algorithm 'gprp'", "Did you mean 'grpo'?", "gspo"]),
-        (["rl.algorithm=ppo"], ["needs a critic", "try algorithm = 'grpo'"]),
-        (["rl.algorithm=reinforce++"], ["batch whitening"]),
+        (["rl.algorithm=grpo", "rl.critic.lam=1.0"], ["no critic", "algorithm = 'ppo'"]),
         (["rl.algorithm=reinforce", "rl.clip_high=0.2"], ["no ratio to clip", "algorithm = 'grpo'"]),
-        (["rl.algorithm=reinforce", "rl.scale=none"], ["fixed baseline", "scale='none'"]),
-        (["rl.group_size=1"], ["rl.group_size", "greater than or equal to 2", "got 1"]),
+        (["rl.algorithm=reinforce", "rl.scale=none"], ["does not divide", "scale='none'"]),
+        (["rl.group_size=0"], ["rl.group_size", "greater than or equal to 1", "got 0"]),
+        (["rl.group_size=1"], ["compares the episodes of a group", "group_size = 8"]),
+        (["rl.algorithm=dapo", "rl.group_size=1"], ["group_size"]),
+        (["rl.kl_in=reward", "rl.kl_estimator=k3"], ["biased penalty", "take k1"]),
+        (["rl.kl_estimator=k1"], ["no gradient on average", "take k2 or k3"]),
+        (["rl.algorithm=dapo", "rl.kl_in=loss"], ["where a KL term stands", "kl_coefficient = 0.01"]),
+        (["rl.kl_target=6.0"], ["kl_target=6", "in the loss", 'kl_in = "reward"']),
+        (["rl.kl_coefficient=0", "rl.reference_every=5"], ["reference_every=5", "has none here"]),
+        (["rl.entropy_target=1.0", "rl.entropy_coefficient=0.1"], ["is fixed", "give one"]),
+        (["rl.credit=bilevel"], ["does not go with 'grpo'", "algorithm = 'ppo'"]),
+        (["rl.algorithm=ppo", "rl.credit=gigpo"], ["does not go with 'ppo'", "algorithm = 'grpo'"]),
+        (["rl.credit=turns", "rl.normalise=domain"], ["scores of whole episodes", "'task'"]),
+        (["rl.baseline=0.5"], ["fixed number of 'reinforce'"]),
+        (["rl.advantage=a:b", "rl.credit=turns"], ["rl.advantage = 'a:b' replaces", "leave those out"]),
+        (
+            ["rl.algorithm=ppo", "rl.critic.trunk=shared", "rl.critic.warmup_steps=2"],
+            ["a trunk of its own", "trunk = 'separate'"],
+        ),
         (["rl.steps=0"], ["rl.steps", "got 0"]),
         (["rl.learning_rate=-1"], ["rl.learning_rate", "got -1"]),
         (["rl.learning_rate=fast"], ["rl.learning_rate", "'fast'"]),
@@ -83,7 +99,7 @@ def test_a_contradiction_says_what_and_what_works(overrides: list[str], words: l
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    message = refused(BASE, "rl.stepps=3", "run.sead=1", "rl.group_size=1")
+    message = refused(BASE, "rl.stepps=3", "run.sead=1", "rl.group_size=0")
     assert len(message.splitlines()) == 3
 
 

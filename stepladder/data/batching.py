@@ -38,6 +38,7 @@ class PackedBatch:
 
     `sources[u]` is the row index whose hidden state predicts token `targets[u]`.
     `places[b]` holds, for sample b, the scored positions t in the sample and the index u of each.
+    `rows[b][t]` is the row index of token t of sample b; where a prefix is shared, so is its index.
     """
 
     token_ids: NDArray[np.int64]  # [N]
@@ -47,6 +48,7 @@ class PackedBatch:
     sources: NDArray[np.int64]  # [U]
     targets: NDArray[np.int64]  # [U]
     places: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
+    rows: tuple[NDArray[np.int64], ...]
 
     @property
     def num_tokens(self) -> int:
@@ -153,6 +155,7 @@ def pack(samples: Sequence[TrainingSample], *, share_prefixes: bool = True) -> P
         sources=np.asarray(sources, np.int64),
         targets=ids[np.fromiter(scored, np.int64, len(scored))],
         places=tuple(places),
+        rows=tuple(rows),
     )
 
 

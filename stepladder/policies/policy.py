@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.data.batching import pack
+from stepladder.data.batching import PackedBatch, pack
 from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
@@ -32,7 +32,8 @@ Mode = Literal["packed", "padded", "full"]
 class Scores:
     """`logprobs[b, t]` = log p(token t of sample b | before it) at the temperature, 0 where not `mask`.
 
-    `entropy[b, t]` is the entropy (nats) of the distribution that token was drawn from; no gradient.
+    `entropy[b, t]` is the entropy (nats) of the distribution that token was drawn from; without gradient
+    unless it was asked for.
     All three are [B, T]; `tokens_computed` counts the tokens that went through the body.
     """
 
@@ -79,29 +80,75 @@ class Policy:
             if module is not None:
                 module.requires_grad_(False)
 
-    def logprobs(self, samples: Sequence[TrainingSample], *, temperature: float = 1.0) -> Scores:
+    def logprobs(
+        self, samples: Sequence[TrainingSample], *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> Scores:
         """Score the tokens whose mask is True. Gradients flow where autograd is on."""
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0 to score tokens; got {temperature}. Try 1.0")
         scored = self._packed if self.mode == "packed" else self._padded
-        return scored(samples, temperature)
+        return scored(samples, temperature, entropy_gradient)
+
+    @property
+    def hidden_size(self) -> int:
+        """d, the length of a hidden state."""
+        size: int = self.lm.config.get_text_config().hidden_size
+        return size
+
+    def hidden_at(
+        self, samples: Sequence[TrainingSample], positions: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, int]:
+        """([n, d], tokens computed): the body's last hidden state at `positions[b]` of each sample, in order.
+
+        In the layout of `mode`, as `logprobs`; gradients flow where autograd is on. The state at position t
+        has seen the tokens up to and including t. Raises IndexError for a position outside its sample.
+        """
+        for b, (sample, at) in enumerate(zip(samples, positions, strict=True)):
+            outside = [t for t in at if not 0 <= t < len(sample.token_ids)]
+            if outside:
+                raise IndexError(
+                    f"position {outside[0]} is outside sample {b}, whose positions are 0 to "
+                    f"{len(sample.token_ids) - 1}"
+                )
+        if self.mode == "packed":
+            packed = pack(samples)
+            rows = [int(packed.rows[b][t]) for b, at in enumerate(positions) for t in at]
+            where = torch.tensor(rows, dtype=torch.long, device=self.device)
+            return self._packed_hidden(packed)[where], packed.num_tokens
+        ids, real, _ = self._pad(samples)
+        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
+        if self.mode == "full":
+            hidden = self.lm(**inputs, output_hidden_states=True).hidden_states[-1]
+        else:
+            hidden = self._body()(**inputs).last_hidden_state
+        places = [(b, t) for b, at in enumerate(positions) for t in at]
+        index = torch.tensor(places, dtype=torch.long, device=self.device).reshape(-1, 2)
+        return hidden[index[:, 0], index[:, 1]], int(real.sum())
 
     # -- layouts ------------------------------------------------------------------------------------
 
-    def _packed(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
-        packed = pack(samples)
+    def _packed_hidden(self, packed: PackedBatch) -> Tensor:
         device = self.device
-        hidden = self._body()(
+        hidden: Tensor = self._body()(
             input_ids=torch.from_numpy(packed.token_ids)[None].to(device),
             position_ids=torch.from_numpy(packed.position_ids)[None].to(device),
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # ours is in the layout
             use_cache=False,
             layout=Layout.of(packed, device),
         ).last_hidden_state[0]
+        return hidden
+
+    def _packed(
+        self, samples: Sequence[TrainingSample], temperature: float, entropy_gradient: bool
+    ) -> Scores:
+        packed = pack(samples)
+        device = self.device
+        hidden = self._packed_hidden(packed)
         scores, entropy = self._head(
             hidden[torch.from_numpy(packed.sources).to(device)],
             torch.from_numpy(packed.targets).to(device),
             temperature,
+            entropy_gradient,
         )
         shape = (len(samples), max(len(s.token_ids) for s in samples))
         rows, columns, units = _scatter_index(packed.places)
@@ -115,8 +162,33 @@ class Policy:
             packed.num_tokens,
         )
 
-    def _padded(self, samples: Sequence[TrainingSample], temperature: float) -> Scores:
-        device = self.device
+    def _padded(
+        self, samples: Sequence[TrainingSample], temperature: float, entropy_gradient: bool
+    ) -> Scores:
+        ids, real, mask = self._pad(samples)
+        rows, columns = mask.nonzero(as_tuple=True)
+        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
+        if self.mode == "full":
+            logits = self.lm(**inputs).logits[rows, columns - 1].float() / temperature
+            table = logits.log_softmax(-1)
+            scores = table.gather(1, ids[rows, columns][:, None])[:, 0]
+            entropy = -(table.exp() * table).sum(-1)
+            entropy = entropy if entropy_gradient else entropy.detach()
+        else:
+            hidden = self._body()(**inputs).last_hidden_state
+            scores, entropy = self._head(
+                hidden[rows, columns - 1], ids[rows, columns], temperature, entropy_gradient
+            )
+        zeros = torch.zeros(mask.shape, device=self.device)
+        return Scores(
+            zeros.index_put((rows, columns), scores),
+            zeros.index_put((rows, columns), entropy),
+            mask,
+            int(real.sum()),
+        )
+
+    def _pad(self, samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, 1 on real tokens, mask), each [B, T], padded on the right."""
         width = max(len(s.token_ids) for s in samples)
         ids = torch.zeros(len(samples), width, dtype=torch.long)
         real = torch.zeros(len(samples), width, dtype=torch.long)
@@ -126,32 +198,23 @@ class Policy:
             ids[b, :n] = torch.tensor(sample.token_ids)
             real[b, :n] = 1
             mask[b, :n] = torch.tensor(sample.mask)
-        ids, real, mask = ids.to(device), real.to(device), mask.to(device)
-        rows, columns = mask.nonzero(as_tuple=True)
-        inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
-        if self.mode == "full":
-            logits = self.lm(**inputs).logits[rows, columns - 1].float() / temperature
-            table = logits.log_softmax(-1)
-            scores = table.gather(1, ids[rows, columns][:, None])[:, 0]
-            entropy = -(table.exp() * table).sum(-1).detach()
-        else:
-            hidden = self._body()(**inputs).last_hidden_state
-            scores, entropy = self._head(hidden[rows, columns - 1], ids[rows, columns], temperature)
-        zeros = torch.zeros(mask.shape, device=device)
-        return Scores(
-            zeros.index_put((rows, columns), scores),
-            zeros.index_put((rows, columns), entropy),
-            mask,
-            int(real.sum()),
-        )
+        return ids.to(self.device), real.to(self.device), mask.to(self.device)
 
     def _body(self) -> nn.Module:
         body: nn.Module = getattr(self.lm, self.lm.base_model_prefix)
         return body
 
-    def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
-        return chunked_logprobs(hidden, head.weight, targets, temperature=temperature)
+        return chunked_logprobs(
+            hidden,
+            head.weight,
+            targets,
+            temperature=temperature,
+            differentiable_entropy=entropy_gradient,
+        )
 
     # -- which layout is exact for this model ---------------------------------------------------------
 

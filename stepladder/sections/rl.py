@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from stepladder.algorithms import ALGORITHMS, Algorithm
 from stepladder.errors import nearest
+from stepladder.sections.rl_checks import check_row, with_kl
+from stepladder.sections.rl_parts import BonusSection, CriticSection
 from stepladder.sections.section import Section
 
 
@@ -18,7 +20,7 @@ class RlSection(Section):
     algorithm: str = Field("grpo", description="a row of stepladder/algorithms.py")
     steps: int = Field(50, ge=1, description="batches of rollouts, each followed by its updates")
     tasks_per_step: int = Field(8, ge=1, description="groups per step, one task each")
-    group_size: int = Field(8, ge=2, description="episodes of the same task")
+    group_size: int = Field(8, ge=1, description="episodes of the same task")
     learning_rate: float = Field(1e-5, gt=0, description="of AdamW, constant after the warm-up")
     warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     updates_per_batch: int = Field(1, ge=1, description="optimiser steps on one batch of rollouts")
@@ -26,26 +28,105 @@ class RlSection(Section):
         1.0, gt=0, description="gradients with a longer global norm are scaled to it"
     )
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
+    # -- instead of the algorithm's own
     aggregation: (
         Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"] | None
     ) = Field(None, description="instead of the algorithm's own")
     scale: Literal["group_std", "batch_std", "none"] | None = Field(
         None, description="what advantages are divided by, instead of the algorithm's own"
     )
+    whiten: bool | None = Field(
+        None, description="token advantages to mean 0 and deviation 1 over the batch, last of all"
+    )
     clip_low: float | None = Field(None, ge=0, description="instead of the algorithm's own")
     clip_high: float | None = Field(None, ge=0, description="instead of the algorithm's own")
+    clip_absolute: bool | None = Field(None, description="of cispo: clip_high is the cap itself")
+    dual_clip: float | None = Field(None, gt=1, description="bound on ratio times a negative advantage")
+    advantage: str | None = Field(
+        None, description="your own, by import path: fn(rewards, group_index, trajectories); [rl](rl.md)"
+    )
+    loss: str | None = Field(
+        None,
+        description="your own, by import path: fn(logprobs, proximal, advantages, mask); [rl](rl.md)",
+    )
+    # -- distance and entropy
     kl_coefficient: float | None = Field(
         None,
         ge=0,
-        description="of the KL term that holds the policy near the one RL began with, instead of the "
-        "algorithm's own; 0 saves the reference model",
+        description="of the KL term that holds the policy near its reference, instead of the algorithm's "
+        "own; 0 saves the reference model",
     )
+    kl_in: Literal["loss", "reward"] | None = Field(
+        None, description="where the KL term stands, instead of the algorithm's own: one place, never both"
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None, description="k1 in the reward; in the loss k2 (the true reverse KL) or k3 (GRPO's)"
+    )
+    kl_target: float | None = Field(
+        None, gt=0, description="nats an episode; the coefficient in the reward moves towards it"
+    )
+    kl_horizon: int = Field(10_000, ge=1, description="episodes over which that coefficient adapts")
+    reference_every: int = Field(
+        0, ge=0, description="steps after which the reference becomes the policy of then; 0: never"
+    )
+    entropy_coefficient: float = Field(0.0, ge=0, description="of the entropy bonus in the loss")
+    entropy_target: float | None = Field(
+        None, gt=0, description="nats a token; the bonus grows below it and is off above it"
+    )
+    entropy_step: float = Field(0.005, gt=0, description="by how much that bonus moves at each step")
     correction: Literal["auto", "none", "token_cap", "token_mask"] = Field(
         "auto", description="for an engine that samples from slightly other numbers (bf16): token_cap"
     )
-    sampling: Literal["uniform", "adaptive"] = Field(
-        "uniform", description="adaptive: domains by p(1-p) of their moving success, with a floor"
+    # -- credit
+    credit: Literal["outcome", "turns", "process", "gigpo", "bilevel"] = Field(
+        "outcome",
+        description="what a token is judged by. outcome: the episode's score; turns: what its turn and the "
+        "later ones earned; process: normalised rewards of turns, summed to the end; gigpo: turns that saw "
+        "the same against each other; bilevel: with a critic, over turns and then over tokens",
     )
+    baseline: float | None = Field(None, description="a fixed number that reinforce subtracts")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount a token, of critics and batch returns")
+    turn_gamma: float | None = Field(
+        None, ge=0, le=1, description="discount a turn; unset: 0.95 with gigpo, else 1"
+    )
+    anchor_weight: float = Field(1.0, ge=0, description="ω of gigpo: the weight of the step's part")
+    normalise: Literal["none", "domain", "task", "environment"] = Field(
+        "none",
+        description="keeps one kind of task from dominating. domain: scores to deviation 1 within each "
+        "domain; task: token advantages to mean 0 and deviation 1 within each domain (AgentRL); "
+        "environment: group mean, deviation of the environment (ERPO)",
+    )
+    bonuses: tuple[BonusSection, ...] = Field(
+        (), description="tables of their own, [[rl.bonuses]]: rewards for form"
+    )
+    overlong_penalty: float | None = Field(
+        None, ge=0, description="weight of the soft punishment of turns near max_tokens; dapo: 1"
+    )
+    overlong_share: float = Field(
+        0.2, gt=0, le=1, description="share of max_tokens over which that punishment grows to its full weight"
+    )
+    critic: CriticSection | None = Field(
+        None, description="a section of its own, [rl.critic]; ppo has one in any case"
+    )
+    # -- which tasks
+    sampling: Literal["uniform", "adaptive", "prioritised", "curriculum"] = Field(
+        "uniform",
+        description="adaptive: domains by p(1-p) of their moving success, with a floor; prioritised: tasks "
+        "by 1 - p; curriculum: levels (`level` in a task's data) open one by one as the last is half solved",
+    )
+    dynamic_sampling: bool | None = Field(
+        None, description="drop groups whose members all earn the same and play others instead; dapo: true"
+    )
+    max_refills: int = Field(
+        8, ge=0, description="rounds of such other groups in one step; none left that differs: the run stops"
+    )
+    keep_groups: float = Field(
+        1.0, gt=0, le=1, description="share of the groups, those of the widest rewards, that is trained on"
+    )
+    horizon_start: int | None = Field(
+        None, ge=1, description="turns an episode at first, growing to rollout.max_turns"
+    )
+    horizon_every: int = Field(10, ge=1, description="steps for each turn that the horizon grows")
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: only the end")
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="end when the mean training success of the last 5 steps reaches it"
@@ -61,36 +142,22 @@ class RlSection(Section):
                 f"there is no algorithm {self.algorithm!r}.{nearest(self.algorithm, ALGORITHMS)} "
                 f"Known: {', '.join(ALGORITHMS)}"
             )
-        self.row()
+        check_row(self, self.row())
         return self
 
     def row(self) -> Algorithm:
         """The algorithm's row with this recipe's overrides."""
-        row = ALGORITHMS[self.algorithm]
-        changes: dict[str, Any] = {}
-        for key in ("aggregation", "scale", "clip_low", "clip_high"):
-            if getattr(self, key) is not None:
-                changes[key] = getattr(self, key)
-        if self.kl_coefficient is not None:
-            changes["kl_coefficient"] = self.kl_coefficient
-            if self.kl_coefficient == 0:
-                changes["kl_in"] = "none"
-            elif row.kl_in == "none":
-                changes["kl_in"] = "loss"
-        if row.surrogate == "reinforce" and (self.clip_low is not None or self.clip_high is not None):
-            raise ValueError(
-                f"{row.name!r} has no ratio to clip, so clip_low={self.clip_low} and "
-                f"clip_high={self.clip_high} mean nothing; leave them out, or use algorithm = 'grpo'"
-            )
-        if row.advantage != "group" and self.scale is not None:
-            raise ValueError(
-                f"{row.name!r} takes rewards against a fixed baseline, so scale={self.scale!r} means "
-                "nothing; leave it out, or use algorithm = 'grpo'"
-            )
-        row = dataclasses.replace(row, **changes)
-        if row.needs_critic or row.advantage not in ("group", "constant") or row.kl_in == "reward":
-            raise ValueError(
-                f"{row.name!r} needs a critic, batch whitening or a KL term in the reward, which this loop "
-                "does not have yet; try algorithm = 'grpo', 'dr_grpo', 'dapo', 'gspo' or 'cispo'"
-            )
-        return row
+        row = with_kl(ALGORITHMS[self.algorithm], self.kl_coefficient, self.kl_in, self.kl_estimator)
+        own = (
+            "aggregation",
+            "scale",
+            "whiten",
+            "clip_low",
+            "clip_high",
+            "clip_absolute",
+            "dual_clip",
+            "dynamic_sampling",
+            "overlong_penalty",
+        )
+        changes: dict[str, Any] = {k: getattr(self, k) for k in own if getattr(self, k) is not None}
+        return dataclasses.replace(row, **changes)

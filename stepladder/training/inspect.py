@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from rich.console import Console
 from rich.text import Text
+from torch import Tensor
 
 from stepladder.config import Recipe
 from stepladder.rollout import rollout
@@ -15,7 +16,10 @@ from stepladder.training.credit import make_batch
 from stepladder.training.demonstrations import rendered, sft_conversations
 from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rl_metrics import rollout_metrics
+from stepladder.training.rl_rung import own_advantage
+from stepladder.training.rl_state import RlState, credit_rules, shaping_rules
 from stepladder.training.setup import Workbench, prepare
+from stepladder.training.shaping import shaped
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Message, TrainingSample
 
@@ -74,16 +78,24 @@ def _show_rollouts(console: Console, bench: Workbench, recipe: Recipe, samples: 
         f"{metrics['tool_rate']:.0%}, groups without signal {metrics['dead_groups']:.0%}",
         highlight=False,
     )
-    batch = make_batch(groups, settings.row())
+    state = RlState()
+    groups = shaped(groups, shaping_rules(settings, state, recipe.rollout.max_tokens))
+    batch = make_batch(groups, settings.row(), credit_rules(settings, state, own_advantage(settings)))
     # The strongest signals first: those are what the first update is about.
-    order = sorted(range(len(batch.samples)), key=lambda i: -abs(float(batch.advantages[i])))
+    strengths = [_mean(batch.advantages[i], sample) for i, sample in enumerate(batch.samples)]
+    order = sorted(range(len(batch.samples)), key=lambda i: -abs(strengths[i]))
     played = {t.id: t for group in groups for t in group.trajectories}
     for i in order[:samples]:
         sample = batch.samples[i]
-        advantage = float(batch.advantages[i])
+        advantage = strengths[i]
         trajectory = played[sample.trajectory_id]
         text = coloured(bench, sample, advantage, trajectory.messages, turns=len(trajectory.turns))
         _show(console, sample, text, f"{sample.trajectory_id}  advantage {advantage:+.3f}")
+
+
+def _mean(advantage: Tensor, sample: TrainingSample) -> float:
+    """A sample's advantage; of one that differs from token to token, the mean over the trained ones."""
+    return float(advantage.sum()) / sample.num_trained if advantage.dim() else float(advantage)
 
 
 def _show(console: Console, sample: TrainingSample, text: Text, title: str) -> None:

@@ -25,7 +25,7 @@ from stepladder.reports.write import write_reports
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
-from stepladder.training.rl import RlRung
+from stepladder.training.rl_rung import RlRung
 from stepladder.training.run_folder import RunFolder
 from stepladder.training.rung import Rung, load_policy, policy_tensors
 from stepladder.training.setup import Workbench, prepare, resolved

@@ -32,9 +32,22 @@ def frozen_reference(policy: Policy, path: Path, *, must_exist: bool) -> Policy:
             "from; put it back, or start the run anew"
         )
     else:
-        aside = path.with_name(f".{path.name}.new")
-        with room_for("the reference model", path.parent):
-            save_tensors(aside, {n: p.detach() for n, p in names.items() if p.requires_grad})
-        os.replace(aside, path)  # a kill while it is written leaves no half of it
+        _write(policy, path)
     model.requires_grad_(False)
     return Policy(model, policy.tokenizer, mode=policy.mode)
+
+
+@torch.no_grad()
+def refresh_reference(reference: Policy, policy: Policy, path: Path) -> None:
+    """The reference becomes what the policy is now; `path` then holds its weights."""
+    _write(policy, path)
+    frozen = dict(reference.model.named_parameters())
+    for name, parameter in policy.trainable().items():
+        frozen[name].copy_(parameter)
+
+
+def _write(policy: Policy, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    with room_for("the reference model", path.parent):
+        save_tensors(aside, {n: p.detach() for n, p in policy.trainable().items()})
+    os.replace(aside, path)  # a kill while it is written leaves no half of it

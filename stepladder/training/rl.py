@@ -1,109 +1,255 @@
-"""Reinforcement learning, synchronous: sample groups, turn rewards into advantages, update, sync, repeat."""
+"""Reinforcement learning, synchronous: collect groups, credit them, update, sync, log, repeat."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from stepladder.algorithms import Algorithm
-from stepladder.errors import EnvironmentFault
+from stepladder.errors import EnvironmentFault, NothingToLearn
 from stepladder.evaluation import solved
+from stepladder.objectives.corrections import Correction
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.rollout import rollout
 from stepladder.sections.rl import RlSection
-from stepladder.training.credit import make_batch
+from stepladder.training.collect import Collected, Draw
+from stepladder.training.collect import collect as collect_groups
+from stepladder.training.credit import Measured, make_batch
+from stepladder.training.critic import Critic, explained_variance
 from stepladder.training.interrupt import uninterrupted
-from stepladder.training.reference import frozen_reference
 from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
-from stepladder.training.rl_step import RlBatch, check_on_policy, rl_update
-from stepladder.training.rung import Run, Rung
+from stepladder.training.rl_state import (
+    RlState,
+    adapt_kl,
+    credit_rules,
+    entropy_bonus,
+    horizon,
+    shaping_rules,
+)
+from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, reference_kl, rl_update
 from stepladder.training.setup import Workbench
+from stepladder.training.shaping import shaped
 from stepladder.training.step import Metrics
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group, Trajectory
 
-REFERENCE = "reference.safetensors"
+log = logging.getLogger("stepladder")
 
 
-@dataclass(slots=True)
-class RlState:
-    """Where the loop stands besides weights, moments and the sampler."""
+@dataclass
+class RlParts:
+    """What the loop works with. `reference` with a KL term, `critic` where the algorithm has one."""
 
-    step: int = 0
-    seconds: float = 0.0
-    history: list[float] = field(default_factory=list)  # success of the last steps
+    bench: Workbench
+    optimizer: MasterOptimizer
+    sampler: TaskSampler
+    settings: RlSection
+    state: RlState
+    seed: int
+    reference: Policy | None = None
+    critic: Critic | None = None
+    own_advantage: Callable[..., Any] | None = None
+    own_loss: Callable[..., Any] | None = None
+    on_trajectory: Callable[[Trajectory], None] | None = None
+    on_refresh: Callable[[int], None] = lambda step: None  # the policy of now becomes the reference
 
-    def plain(self) -> dict[str, Any]:
-        return {"step": self.step, "seconds": self.seconds, "history": self.history[-20:]}
 
-
-def run_rl(
-    bench: Workbench,
-    optimizer: MasterOptimizer,
-    sampler: TaskSampler,
-    settings: RlSection,
-    state: RlState,
-    *,
-    seed: int,
-    on_step: Callable[[int, Metrics, Sequence[Group]], None],
-    on_trajectory: Callable[[Trajectory], None] | None = None,
-    reference: Policy | None = None,
-) -> RlState:
+def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]], None]) -> RlState:
     """Run until `steps`, the success asked for, or the minutes are used up.
 
     `on_step(step, metrics, groups)` is called after each update with the engine already on the new
     weights: the place for logs, evaluations and checkpoints.
     """
-    row = settings.row()
-    temperature = bench.recipe.rollout.temperature
-    while state.step < settings.steps and not _finished(settings, state):
-        with _drawn_again(sampler, state):
-            began = time.monotonic()
-            bench.engine.stats()  # what an evaluation did is not this step's
-            groups = bench.runner.run(
-                rollout(
-                    bench.agents(temperature),
-                    bench.world,
-                    sampler.next(settings.tasks_per_step),
-                    group_size=settings.group_size,
-                    limits=bench.limits,
-                    seed=seed,
-                    scorer=bench.scorer,
-                    on_trajectory=on_trajectory,
-                )
-            )
-            sampled_at = time.monotonic()
-            with uninterrupted():
-                refuse_dead_world(groups)
-                batch = make_batch(groups, row)
-                metrics = rollout_metrics(groups)
-                metrics |= engine_metrics(bench.engine.stats())
-                metrics |= _updates(bench, optimizer, batch, row, settings, state, temperature, reference)
-                updated_at = time.monotonic()
-                bench.sync()
-                for group in groups:
-                    whole = [t for t in group.trajectories if t.failure is None]
-                    if whole:  # a group that failed as a whole says nothing about its domain
-                        sampler.observe(group.task.domain, sum(map(solved, whole)) / len(whole))
-                state.step += 1
-                state.history.append(metrics["success"])
-                done = time.monotonic()
-                state.seconds += done - began
-                metrics |= {
-                    "seconds": done - began,
-                    "seconds_rollout": sampled_at - began,
-                    "seconds_update": updated_at - sampled_at,
-                    "seconds_sync": done - updated_at,
-                }
-                on_step(state.step, metrics, groups)
+    state, bench = parts.state, parts.bench
+    while state.step < parts.settings.steps and not _finished(parts.settings, state):
+        try:
+            with _drawn_again(parts.sampler, state):
+                began = time.monotonic()
+                collected = collect(parts)
+                sampled_at = time.monotonic()
+                with uninterrupted():
+                    groups, batch = credit(parts, collected)
+                    metrics = rollout_metrics(groups) | collected.metrics
+                    metrics |= engine_metrics(bench.engine.stats()) | update(parts, batch)
+                    updated_at = time.monotonic()
+                    bench.sync()
+                    remember(parts, groups, metrics)
+                    done = time.monotonic()
+                    state.seconds += done - began
+                    metrics |= {
+                        "seconds": done - began,
+                        "seconds_rollout": sampled_at - began,
+                        "seconds_update": updated_at - sampled_at,
+                        "seconds_sync": done - updated_at,
+                    }
+                    on_step(state.step, metrics, groups)
+        except NothingToLearn as end:
+            if not end.all_solved:
+                raise
+            log.warning("RL ends after %d steps: %s", state.step, end)
+            break
     return state
+
+
+# -- the phases ----------------------------------------------------------------------------------------------
+
+
+def collect(parts: RlParts) -> Collected:
+    """Play the step's groups, and choose those that are trained on."""
+    bench, settings = parts.bench, parts.settings
+    bench.engine.stats()  # what an evaluation did is not this step's
+    turns = horizon(settings, parts.state, bench.limits.max_turns)
+    limits = dataclasses.replace(bench.limits, max_turns=turns)
+
+    def play(tasks: Draw) -> list[Group]:
+        groups = bench.runner.run(
+            rollout(
+                bench.agents(bench.recipe.rollout.temperature),
+                bench.world,
+                tasks,
+                group_size=settings.group_size,
+                limits=limits,
+                seed=parts.seed,
+                scorer=bench.scorer,
+                on_trajectory=parts.on_trajectory,
+            )
+        )
+        refuse_dead_world(groups)
+        return groups
+
+    return collect_groups(
+        play,
+        parts.sampler.next,
+        groups=settings.tasks_per_step,
+        dynamic=settings.row().dynamic_sampling,
+        max_refills=settings.max_refills,
+        keep=settings.keep_groups,
+    )
+
+
+def credit(parts: RlParts, collected: Collected) -> tuple[list[Group], RlBatch]:
+    """(every group played, with bonuses in its scores; the batch that the kept ones make)."""
+    settings, state = parts.settings, parts.state
+    row = settings.row()
+    groups = shaped(collected.played, shaping_rules(settings, state, parts.bench.recipe.rollout.max_tokens))
+
+    def measure(batch: RlBatch) -> Measured:
+        measured = Measured()
+        if row.kl_in == "reward" and parts.reference is not None:
+            measured.kl = reference_kl(
+                batch,
+                parts.reference,
+                temperature=parts.bench.recipe.rollout.temperature,
+                token_budget=settings.token_budget,
+            )
+        if parts.critic is not None:
+            measured.values, measured.final_values = parts.critic.judge(batch)
+        return measured
+
+    rules = credit_rules(settings, state, parts.own_advantage)
+    return groups, make_batch([groups[i] for i in collected.kept], row, rules, measure=measure)
+
+
+def update(parts: RlParts, batch: RlBatch) -> Metrics:
+    """`updates_per_batch` optimiser steps; the first proves that the sampler was the model being trained."""
+    settings, state, critic = parts.settings, parts.state, parts.critic
+    rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
+    metrics: Metrics = {"learning_rate": rate, **batch.measured}
+    if not batch.samples:
+        return {**metrics, "updated": 0.0, "grad_norm": 0.0, "trained_tokens": 0.0}
+    rules, exact = update_rules(parts)
+    if settings.entropy_target is not None:
+        metrics["entropy_coefficient"] = rules.entropy_coefficient
+    waiting = critic is not None and state.step < critic.settings.warmup_steps
+    if waiting:  # the policy stays as it is; that the sampler was this policy is proven all the same
+        still = dataclasses.replace(rules.row, kl_in="none")
+        rules = dataclasses.replace(rules, row=still, entropy_coefficient=0.0)
+        shown = dataclasses.replace(batch, advantages=torch.zeros(len(batch.samples)))
+    else:
+        shown = batch
+    also = critic.loss(batch, coefficient=critic.settings.coefficient) if critic and critic.shared else None
+
+    def on_policy(measured: Metrics) -> None:
+        check_on_policy(measured, exact_limit=1e-3 if exact else None, mean_limit=0.25)
+
+    for k in range(1 if waiting else settings.updates_per_batch):
+        got = rl_update(
+            parts.bench.policy,
+            parts.optimizer,
+            shown,
+            rules,
+            learning_rate=rate,
+            reference=parts.reference,
+            also=also,
+            before_step=on_policy if k == 0 else None,
+        )
+        if k == 0:
+            metrics |= got
+        else:  # the ratio and the clips only mean something once the weights have moved
+            metrics |= {n: v for n, v in got.items() if n.startswith(("ratio", "clip", "approx_kl"))}
+        if not got["updated"]:
+            break
+    metrics["trained_tokens"] = metrics.pop("tokens", 0.0)
+    if critic is not None:
+        metrics |= update_critic(critic, batch, settings)
+    return metrics
+
+
+def update_critic(critic: Critic, batch: RlBatch, settings: RlSection) -> Metrics:
+    """Its own optimiser steps where the trunk is its own; what it knew before them in any case."""
+    metrics: Metrics = {"explained_variance": explained_variance(batch)}
+    if not critic.shared:
+        for _ in range(critic.settings.updates_per_batch or settings.updates_per_batch):
+            metrics |= critic.update(batch, rate=critic.settings.learning_rate)
+    return metrics
+
+
+def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
+    """What this step leaves for the next: solve rates, coefficients, the reference where it is due."""
+    state, settings = parts.state, parts.settings
+    for group in groups:
+        whole = [t for t in group.trajectories if t.failure is None]
+        if whole:  # a group that failed as a whole says nothing about its task
+            parts.sampler.saw(group.task, sum(map(solved, whole)) / len(whole))
+    if "kl_reward" in metrics:
+        metrics["kl_coefficient"] = credit_rules(settings, state).kl_coefficient
+        adapt_kl(settings, state, metrics["kl_reward"], sum(len(g.trajectories) for g in groups))
+    state.entropy = metrics.get("entropy", state.entropy)
+    state.tool_rate = metrics["tool_rate"]
+    state.step += 1
+    state.history.append(metrics["success"])
+    every = settings.reference_every
+    if every and state.step % every == 0:
+        state.reference_step = state.step
+        parts.on_refresh(state.step)
+
+
+def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
+    """(the numbers of this step's updates, whether engine and trainer both compute in float32)."""
+    settings, bench = parts.settings, parts.bench
+    exact = bench.engine.dtype == torch.float32 and bench.policy.dtype == torch.float32
+    correction: Correction
+    if settings.correction == "auto":
+        correction = "none" if exact else "token_cap"
+    else:
+        correction = settings.correction
+    rules = UpdateRules(
+        row=settings.row(),
+        temperature=bench.recipe.rollout.temperature,
+        token_budget=settings.token_budget,
+        correction=correction,
+        constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
+        entropy_coefficient=entropy_bonus(settings, parts.state),
+        loss=parts.own_loss,
+    )
+    return rules, exact
 
 
 @contextlib.contextmanager
@@ -116,53 +262,6 @@ def _drawn_again(sampler: TaskSampler, state: RlState) -> Iterator[None]:
         if state.step == step:
             sampler.load(drawn_from)
         raise
-
-
-def _updates(
-    bench: Workbench,
-    optimizer: MasterOptimizer,
-    batch: RlBatch,
-    row: Algorithm,
-    settings: RlSection,
-    state: RlState,
-    temperature: float,
-    reference: Policy | None,
-) -> Metrics:
-    """`updates_per_batch` optimiser steps; the first proves that the sampler was the model being trained."""
-    exact = bench.engine.dtype == torch.float32 and bench.policy.dtype == torch.float32
-    correction = settings.correction
-    if correction == "auto":
-        correction = "none" if exact else "token_cap"
-    rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
-    metrics: Metrics = {"learning_rate": rate}
-    if not batch.samples:
-        return {**metrics, "updated": 0.0, "grad_norm": 0.0, "trained_tokens": 0.0}
-
-    def on_policy(measured: Metrics) -> None:
-        check_on_policy(measured, exact_limit=1e-3 if exact else None, mean_limit=0.25)
-
-    for update in range(settings.updates_per_batch):
-        got = rl_update(
-            bench.policy,
-            optimizer,
-            batch,
-            row,
-            learning_rate=rate,
-            temperature=temperature,
-            token_budget=settings.token_budget,
-            correction=correction,
-            constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
-            reference=reference,
-            before_step=on_policy if update == 0 else None,
-        )
-        if update == 0:
-            metrics |= got
-        else:  # the ratio and the clips only mean something once the weights have moved
-            metrics |= {k: v for k, v in got.items() if k.startswith(("ratio", "clip", "approx_kl"))}
-        if not got["updated"]:
-            break
-    metrics["trained_tokens"] = metrics.pop("tokens", 0.0)
-    return metrics
 
 
 def refuse_dead_world(groups: Sequence[Group]) -> None:
@@ -183,61 +282,3 @@ def _finished(settings: RlSection, state: RlState) -> bool:
     recent = state.history[-5:]
     wanted = settings.stop_at_success
     return wanted is not None and len(recent) == 5 and sum(recent) / 5 >= wanted
-
-
-class RlRung(Rung):
-    """Reinforcement learning in the recipe's environment."""
-
-    name: ClassVar[str] = "rl"
-    syncs_engine: ClassVar[bool] = True
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.progress = RlState()
-        settings = run.recipe.rl
-        assert settings is not None
-        self.settings = settings
-        self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
-
-    @property
-    def step(self) -> int:
-        return self.progress.step
-
-    def climb(self) -> None:
-        run, settings = self.run, self.settings
-        reference = None
-        if settings.row().kl_in == "loss":
-            path = run.folder.path / REFERENCE
-            reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
-        with self.training(run.bench.policy.model, settings.max_grad_norm) as optimizer:
-            run.display.start("rl", settings.steps, self.step)
-            run_rl(
-                run.bench,
-                optimizer,
-                self.sampler,
-                settings,
-                self.progress,
-                seed=run.recipe.run.seed,
-                on_step=self._on_step,
-                on_trajectory=run.display.trajectory,
-                reference=reference,
-            )
-
-    def _on_step(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        run, settings = self.run, self.settings
-        run.log("rl", step, metrics)
-        played = [t for group in groups for t in group.trajectories]
-        run.folder.log_trajectories(played, step=step, phase="rl")
-        if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
-            with run.display.aside():
-                run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
-        if step % run.recipe.run.checkpoint_every == 0:
-            run.save()
-
-    def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "sampler": self.sampler.state()}
-
-    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.progress = RlState(**{k: v for k, v in state.items() if k != "sampler"})
-        self.sampler.load(state["sampler"])
-        self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)

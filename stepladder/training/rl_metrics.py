@@ -9,8 +9,8 @@ import torch
 from stepladder.engines.request import Stats
 from stepladder.evaluation import solved, used_tool
 from stepladder.objectives.advantages import equal_within_float_noise
-from stepladder.training.credit import value_of
 from stepladder.training.step import Metrics
+from stepladder.training.turn_credit import value_of
 from stepladder.types import Group, Trajectory
 
 
@@ -32,7 +32,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "turns": sum(len(t.turns) for t in whole) / n,
         "sampled_tokens": float(sum(t.num_sampled_tokens for t in whole)),
         "response_length": sum(t.num_sampled_tokens for t in whole) / n,
-        "dead_groups": sum(_equal(v) for v in values) / max(len(groups), 1),
+        "dead_groups": sum(equal_scores(v) for v in values) / max(len(groups), 1),
     }
     names = sorted({name for t in scored for name in t.score.parts})
     for name in names:
@@ -54,7 +54,7 @@ def _malformed(trajectory: Trajectory) -> bool:
     return any(call.error is not None for m in trajectory.messages for call in m.tool_calls)
 
 
-def _equal(values: Sequence[float]) -> bool:
+def equal_scores(values: Sequence[float]) -> bool:
     """Has this group nothing to tell its members apart? By the rule that makes advantages exactly 0."""
     if len(values) < 2:
         return True

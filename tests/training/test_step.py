@@ -22,7 +22,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.rollout import Limits, rollout
 from stepladder.training.credit import make_batch
-from stepladder.training.rl_step import RlBatch, check_on_policy, rl_update
+from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, rl_update
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import Group, Message, Reset, Step, Task, TrainingSample
 
@@ -68,14 +68,9 @@ class Setting:
         return asyncio.run(rollout(agents, world, tasks, group_size=4, limits=Limits(max_turns=3), seed=seed))
 
     def update(self, batch: RlBatch, row: Algorithm = GRPO, **settings: Any) -> dict[str, float]:
-        defaults: dict[str, Any] = {
-            "learning_rate": 1e-2,
-            "temperature": 1.0,
-            "token_budget": 4096,
-            "correction": "none",
-            "constant": 72.0,
-        }
-        return rl_update(self.policy, self.optimizer, batch, row, **{**defaults, **settings})
+        outer = {k: settings.pop(k) for k in ("reference", "before_step", "also") if k in settings}
+        rules = UpdateRules(row=row, **{"constant": 72.0, **settings})
+        return rl_update(self.policy, self.optimizer, batch, rules, learning_rate=1e-2, **outer)
 
 
 @pytest.fixture

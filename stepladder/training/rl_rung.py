@@ -1,0 +1,143 @@
+"""The rung of reinforcement learning: its parts made or restored, its log and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from stepladder.plugins import load_object
+from stepladder.policies.policy import Policy
+from stepladder.sections.rl import RlSection
+from stepladder.sections.rl_parts import CriticSection
+from stepladder.training.critic import Critic
+from stepladder.training.reference import frozen_reference, refresh_reference
+from stepladder.training.rl import RlParts, run_rl
+from stepladder.training.rl_state import RlState
+from stepladder.training.rung import POLICY, Run, Rung
+from stepladder.training.tasks import TaskSampler
+from stepladder.types import Group
+
+REFERENCE = "reference.safetensors"
+
+
+class RlRung(Rung):
+    """Reinforcement learning in the recipe's environment."""
+
+    name: ClassVar[str] = "rl"
+    syncs_engine: ClassVar[bool] = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.progress = RlState()
+        settings = run.recipe.rl
+        assert settings is not None
+        self.settings = settings
+        self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
+        self.critic: Critic | None = None
+        self.reference: Policy | None = None
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    def climb(self) -> None:
+        run, settings = self.run, self.settings
+        if settings.row().kl_in != "none":
+            path = self._reference_path(self.progress.reference_step)
+            self.reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
+        self._make_critic()
+        with self.training(self._trained(), settings.max_grad_norm) as optimizer:
+            run.display.start("rl", settings.steps, self.step)
+            parts = RlParts(
+                run.bench,
+                optimizer,
+                self.sampler,
+                settings,
+                self.progress,
+                run.recipe.run.seed,
+                self.reference,
+                self.critic,
+                own_advantage=own_advantage(settings),
+                own_loss=own_loss(settings),
+                on_trajectory=run.display.trajectory,
+                on_refresh=self._refresh,
+            )
+            run_rl(parts, on_step=self._on_step)
+        if self.critic is not None:
+            self.critic.close()
+
+    def _on_step(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        run, settings = self.run, self.settings
+        run.log("rl", step, metrics)
+        played = [t for group in groups for t in group.trajectories]
+        run.folder.log_trajectories(played, step=step, phase="rl")
+        if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
+            with run.display.aside():
+                run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
+        if step % run.recipe.run.checkpoint_every == 0:
+            run.save()
+
+    # -- models beside the policy -----------------------------------------------------------------------
+
+    def _make_critic(self) -> None:
+        if self.settings.row().needs_critic and self.critic is None:
+            s = self.settings
+            self.critic = Critic(
+                self.run.bench.policy,
+                s.critic or CriticSection(),
+                token_budget=s.token_budget,
+                max_grad_norm=s.max_grad_norm,
+            )
+
+    def _trained(self) -> nn.Module:
+        """What the policy's optimiser trains: a shared critic's head too."""
+        if self.critic is not None and self.critic.shared:
+            return self.critic.model
+        policy: nn.Module = self.run.bench.policy.model
+        return policy
+
+    def _reference_path(self, step: int) -> Path:
+        return self.run.folder.path / (REFERENCE if step == 0 else f"reference-{step}.safetensors")
+
+    def _refresh(self, step: int) -> None:
+        """The policy of `step` becomes the reference. Older files stay while a checkpoint may need them."""
+        assert self.reference is not None
+        refresh_reference(self.reference, self.run.bench.policy, self._reference_path(step))
+        run = self.run.recipe.run
+        oldest = step - (run.keep_checkpoints + 1) * run.checkpoint_every
+        every = self.settings.reference_every
+        needed = max(oldest, 0) // every * every
+        for old in range(0, needed, every):
+            self._reference_path(old).unlink(missing_ok=True)
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {**self.progress.plain(), "sampler": self.sampler.state()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        critic = self.critic.tensors() if self.critic is not None else {}
+        return {**super().tensors(), **critic}
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.progress = RlState(**{k: v for k, v in state.items() if k != "sampler"})
+        self.sampler.load(state["sampler"])
+        begun = not any(name.startswith(POLICY) for name in tensors)
+        if begun:
+            self._make_critic()
+        self.load_optimizer(tensors, self._trained(), self.settings.max_grad_norm)
+        if begun and self.critic is not None:
+            self.critic.load(tensors)
+
+
+def own_advantage(settings: RlSection) -> Any:
+    """The user's function, or None. Raises ConfigError where the path names nothing."""
+    return None if settings.advantage is None else load_object(settings.advantage, what="rl.advantage")
+
+
+def own_loss(settings: RlSection) -> Any:
+    """The same for the loss."""
+    return None if settings.loss is None else load_object(settings.loss, what="rl.loss")
