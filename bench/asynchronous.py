@@ -93,8 +93,8 @@ def measure(folder: Path, staleness: int, seed: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     out = [
-        "| max_staleness | seed | seconds of RL | trained tokens/s | against synchronous | reward, last 5 steps "
-        "| held-out success | staleness seen, mean / largest | largest difference of a task's share |",
+        "| max_staleness | seed | seconds of RL | trained tokens/s | against synchronous | reward, last 5 "
+        "steps | held-out success | staleness seen, mean / largest | largest difference of a task's share |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -111,7 +111,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def corrections(out: Path, seeds: list[int]) -> str:
     """Four updates a batch on tokens up to 8 updates old: what each correction makes of it."""
-    kinds = ("none", "token_cap", "token_mask", "decoupled")
+    kinds = ("behaviour", "none", "token_cap", "token_mask")
     rows = ["", "## High staleness: max_staleness 8, four updates a batch", ""]
     rows += ["| correction | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---|" + "---|" * len(seeds)]
     for kind in kinds:
@@ -137,9 +137,10 @@ def heading() -> str:
     ).stdout.strip()
     return (
         "# Staleness: what it buys and what it costs\n\n"
-        f"Commit {commit}, {platform.system()} {platform.machine()}, Python {platform.python_version()}. The hidden "
-        f"digit, a transformer from scratch; {TASKS} tasks whose episodes last from 10 ms to 3 s (log-uniform), "
-        f"{STEPS} steps of {PER_STEP} groups of {GROUP}. Ratios within one seed; times are of this machine.\n\n"
+        f"Commit {commit}, {platform.system()} {platform.machine()}, Python {platform.python_version()}. The "
+        f"hidden digit, a transformer from scratch; {TASKS} tasks whose episodes last from 10 ms to 3 s "
+        f"(log-uniform), {STEPS} steps of {PER_STEP} groups of {GROUP}. Ratios within one seed; times are of "
+        "this machine.\n\n"
     )
 
 

@@ -54,6 +54,12 @@ class Recipe(Section):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         if self.environment is None:
             self._refuse_missing_environment()
+        if self.rl is not None and self.rl.max_staleness and self.run.exact:
+            raise ValueError(
+                f"rl.max_staleness={self.rl.max_staleness} plays while it trains, so what a token is sampled "
+                "with depends on timing; and run.exact = true promises that it does not; set run.exact = "
+                "false, or rl.max_staleness = 0"
+            )
         if self.rollout.max_tokens >= self.rollout.max_context:
             raise ValueError(
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "

@@ -53,9 +53,13 @@ class PolicyView:
     def copy_if_needed(self) -> None:
         """Make the copy that the default path computes with; the fused path needs none."""
         dtype = self._asked
-        if self._private or any(p.device != self.device for p in self.policy.parameters()) or (
-            dtype is not None
-            and any(p.dtype != dtype for p in self.policy.parameters() if p.is_floating_point())
+        if (
+            self._private
+            or any(p.device != self.device for p in self.policy.parameters())
+            or (
+                dtype is not None
+                and any(p.dtype != dtype for p in self.policy.parameters() if p.is_floating_point())
+            )
         ):
             self.model = self._copy()
 

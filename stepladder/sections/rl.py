@@ -74,8 +74,18 @@ class RlSection(Section):
         None, gt=0, description="nats a token; the bonus grows below it and is off above it"
     )
     entropy_step: float = Field(0.005, gt=0, description="by how much that bonus moves at each step")
-    correction: Literal["auto", "none", "token_cap", "token_mask"] = Field(
-        "auto", description="for an engine that samples from slightly other numbers (bf16): token_cap"
+    correction: Literal["auto", "none", "token_cap", "token_mask", "behaviour"] = Field(
+        "auto",
+        description="for tokens that another policy sampled (bf16, or max_staleness). token_cap: each "
+        "weighed by proximal / behaviour, at most 2 (truncated importance sampling; with a clip, the "
+        "decoupled objective); token_mask: those outside 0.5 to 2 dropped (IcePop); behaviour: clipped "
+        "against the sampler itself (PPO as in the paper); auto: token_cap where it is needed",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="updates that a token may be old when it is trained on. 0: synchronous; from 1 on, "
+        "episodes are played while the policy is trained",
     )
     # -- credit
     credit: Literal["outcome", "turns", "process", "gigpo", "bilevel"] = Field(

@@ -46,6 +46,11 @@ def with_kl(
 
 def check_row(section: RlSection, row: Algorithm) -> None:
     """Raise ValueError where a setting would be ignored by this algorithm."""
+    if section.max_staleness and row.dynamic_sampling:
+        raise ValueError(
+            f"max_staleness={section.max_staleness} plays ahead of the update, so dynamic_sampling cannot "
+            "refill its batch; set dynamic_sampling = false, or max_staleness = 0"
+        )
     _check_loss(section, row)
     _check_credit(section, row)
     if section.kl_target is not None and row.kl_in != "reward":

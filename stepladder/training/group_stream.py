@@ -16,7 +16,6 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stepladder.errors import ConfigError
 from stepladder.types import Group, Task
@@ -57,6 +56,7 @@ class GroupStream:
         self.version = version
         self.ended = False  # the data are at their end; what is outstanding still comes
         self._outstanding: list[Outstanding] = []
+        self._handed: list[Outstanding] = []  # handed out, not learned from before `advance`
         self._order = 0
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
@@ -79,13 +79,14 @@ class GroupStream:
                 break
             self._changed.clear()
             await self._changed.wait()
-        for item in chosen:
-            self._outstanding.remove(item)
+        self._outstanding = [item for item in self._outstanding if item not in chosen]
+        self._handed = chosen
         return [item.group for item in chosen if item.group is not None]
 
     def advance(self) -> None:
         """The learner has made an update and the engine has the new weights: more may begin."""
         self.version += 1
+        self._handed = []
         self._admit()
 
     async def close(self) -> None:
@@ -99,8 +100,8 @@ class GroupStream:
     # -- the checkpoint ---------------------------------------------------------------------------------
 
     def outstanding(self) -> list[Outstanding]:
-        """What was begun and not handed out, oldest first: a resumed run has to play or hand it out."""
-        return list(self._outstanding)
+        """What was begun and not learned from, oldest first: a resumed run has to play or hand it out."""
+        return [*self._handed, *self._outstanding]
 
     def restore(self, waiting: Sequence[tuple[str, Task, int, Group | None]]) -> None:
         """Take over what an earlier stream had outstanding: (group id, task, born, the group if finished)."""
@@ -167,24 +168,3 @@ class GroupStream:
     def _born(self, item: Outstanding) -> int:
         """A group that only waits for its turn has no tokens yet."""
         return item.born if item.job is not None or item.group is not None else self.version
-
-
-def versions_of(group: Group) -> dict[int, int]:
-    """Sampled tokens of a group by the version of the weights that sampled them."""
-    counts: dict[int, int] = {}
-    for trajectory in group.trajectories:
-        for turn in trajectory.turns:
-            for version, count in turn.versions:
-                counts[version] = counts.get(version, 0) + count
-    return counts
-
-
-def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
-    """How many updates old the sampled tokens are that are trained on now: mean, largest, tokens by lag."""
-    lags: dict[int, int] = {}
-    for group in groups:
-        for v, count in versions_of(group).items():
-            lags[version - v] = lags.get(version - v, 0) + count
-    total = sum(lags.values())
-    mean = sum(lag * count for lag, count in lags.items()) / total if total else 0.0
-    return {"mean": mean, "max": max(lags, default=0), "tokens": dict(sorted(lags.items()))}

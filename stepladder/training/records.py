@@ -65,7 +65,7 @@ def trajectory_to_dict(
     out = {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
-        "task": _task_to_dict(trajectory.task),
+        "task": task_to_dict(trajectory.task),
         "messages": [message_to_dict(message) for message in trajectory.messages],
         "turns": _turns_to_dicts(trajectory.turns, decode),
         "rewards": list(trajectory.rewards),
@@ -89,7 +89,7 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     return Trajectory(
         id=record["id"],
         group_id=record["group_id"],
-        task=_task_from_dict(record["task"]),
+        task=task_from_dict(record["task"]),
         turns=_turns_from_dicts(record["turns"]),
         messages=tuple(message_from_dict(message) for message in record["messages"]),
         rewards=tuple(record["rewards"]),
@@ -132,7 +132,8 @@ def _content_to_json(content: Content) -> Any:
     return [{"text": p.text} if isinstance(p, TextPart) else {"image": p.url} for p in content]
 
 
-def _task_to_dict(task: Task) -> dict[str, Any]:
+def task_to_dict(task: Task) -> dict[str, Any]:
+    """A task as JSON."""
     return {
         "id": task.id,
         "split": task.split,
@@ -144,7 +145,8 @@ def _task_to_dict(task: Task) -> dict[str, Any]:
     }
 
 
-def _task_from_dict(record: Mapping[str, Any]) -> Task:
+def task_from_dict(record: Mapping[str, Any]) -> Task:
+    """The task that `task_to_dict` wrote."""
     messages = tuple(message_from_dict(message) for message in record["messages"])
     return Task(**{**record, "messages": messages})
 

@@ -23,6 +23,7 @@ from stepladder.training.collect import Collected, Draw
 from stepladder.training.collect import collect as collect_groups
 from stepladder.training.credit import Measured, make_batch
 from stepladder.training.critic import Critic, explained_variance
+from stepladder.training.group_stream import GroupStream
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
 from stepladder.training.rl_state import (
@@ -37,6 +38,7 @@ from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, r
 from stepladder.training.setup import Workbench
 from stepladder.training.shaping import shaped
 from stepladder.training.step import Metrics
+from stepladder.training.streaming import staleness_metrics
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group, Trajectory
 
@@ -55,6 +57,7 @@ class RlParts:
     seed: int
     reference: Policy | None = None
     critic: Critic | None = None
+    stream: GroupStream | None = None  # with max_staleness: groups that are played meanwhile
     own_advantage: Callable[..., Any] | None = None
     own_loss: Callable[..., Any] | None = None
     on_trajectory: Callable[[Trajectory], None] | None = None
@@ -70,17 +73,21 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
     state, bench = parts.state, parts.bench
     while state.step < parts.settings.steps and not _finished(parts.settings, state):
         try:
-            with _drawn_again(parts.sampler, state):
+            with _drawn_again(parts):
                 began = time.monotonic()
                 collected = collect(parts)
                 sampled_at = time.monotonic()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
                     metrics = rollout_metrics(groups) | collected.metrics
-                    metrics |= engine_metrics(bench.engine.stats()) | update(parts, batch)
+                    metrics |= staleness_metrics(groups, bench.engine_version)
+                    metrics |= engine_metrics(bench.engine.stats())
+                    metrics |= update(parts, batch, stale=metrics["staleness_max"] > 0)
                     updated_at = time.monotonic()
                     bench.sync()
                     remember(parts, groups, metrics)
+                    if parts.stream is not None:
+                        bench.runner.call(parts.stream.advance)
                     done = time.monotonic()
                     state.seconds += done - began
                     metrics |= {
@@ -107,26 +114,30 @@ def collect(parts: RlParts) -> Collected:
     bench.engine.stats()  # what an evaluation did is not this step's
     turns = horizon(settings, parts.state, bench.limits.max_turns)
     limits = dataclasses.replace(bench.limits, max_turns=turns)
+    stream = parts.stream
 
     def play(tasks: Draw) -> list[Group]:
-        groups = bench.runner.run(
-            rollout(
-                bench.agents(bench.recipe.rollout.temperature),
-                bench.world,
-                tasks,
-                group_size=settings.group_size,
-                limits=limits,
-                seed=parts.seed,
-                scorer=bench.scorer,
-                on_trajectory=parts.on_trajectory,
+        if stream is not None:
+            groups = bench.runner.run(stream.take())
+        else:
+            groups = bench.runner.run(
+                rollout(
+                    bench.agents(bench.recipe.rollout.temperature),
+                    bench.world,
+                    tasks,
+                    group_size=settings.group_size,
+                    limits=limits,
+                    seed=parts.seed,
+                    scorer=bench.scorer,
+                    on_trajectory=parts.on_trajectory,
+                )
             )
-        )
         refuse_dead_world(groups)
         return groups
 
     return collect_groups(
         play,
-        parts.sampler.next,
+        parts.sampler.next if stream is None else lambda n: [],  # the stream draws for itself
         groups=settings.tasks_per_step,
         dynamic=settings.row().dynamic_sampling,
         max_refills=settings.max_refills,
@@ -157,8 +168,11 @@ def credit(parts: RlParts, collected: Collected) -> tuple[list[Group], RlBatch]:
     return groups, make_batch([groups[i] for i in collected.kept], row, rules, measure=measure)
 
 
-def update(parts: RlParts, batch: RlBatch) -> Metrics:
-    """`updates_per_batch` optimiser steps; the first proves that the sampler was the model being trained."""
+def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
+    """`updates_per_batch` optimiser steps; the first proves that the sampler was the model being trained.
+
+    With `stale` tokens there is nothing to prove: their ratio is not 1, and should not be.
+    """
     settings, state, critic = parts.settings, parts.state, parts.critic
     rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
     metrics: Metrics = {"learning_rate": rate, **batch.measured}
@@ -188,7 +202,7 @@ def update(parts: RlParts, batch: RlBatch) -> Metrics:
             learning_rate=rate,
             reference=parts.reference,
             also=also,
-            before_step=on_policy if k == 0 else None,
+            before_step=on_policy if k == 0 and not stale else None,
         )
         if k == 0:
             metrics |= got
@@ -237,14 +251,15 @@ def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
     exact = bench.engine.dtype == torch.float32 and bench.policy.dtype == torch.float32
     correction: Correction
     if settings.correction == "auto":
-        correction = "none" if exact else "token_cap"
+        correction = "none" if exact and not settings.max_staleness else "token_cap"
     else:
-        correction = settings.correction
+        correction = "none" if settings.correction == "behaviour" else settings.correction
     rules = UpdateRules(
         row=settings.row(),
         temperature=bench.recipe.rollout.temperature,
         token_budget=settings.token_budget,
         correction=correction,
+        clip_against="behaviour" if settings.correction == "behaviour" else "proximal",
         constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
         entropy_coefficient=entropy_bonus(settings, parts.state),
         loss=parts.own_loss,
@@ -253,14 +268,17 @@ def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
 
 
 @contextlib.contextmanager
-def _drawn_again(sampler: TaskSampler, state: RlState) -> Iterator[None]:
-    """Give tasks back that no finished step has learned from, so that a resumed run draws them again."""
-    step, drawn_from = state.step, sampler.state()
+def _drawn_again(parts: RlParts) -> Iterator[None]:
+    """Give tasks back that no finished step has learned from, so that a resumed run draws them again.
+
+    A stream keeps its tasks itself, in its own state.
+    """
+    step, drawn_from = parts.state.step, parts.sampler.state()
     try:
         yield
     except BaseException:
-        if state.step == step:
-            sampler.load(drawn_from)
+        if parts.state.step == step and parts.stream is None:
+            parts.sampler.load(drawn_from)
         raise
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,10 +14,12 @@ from stepladder.policies.policy import Policy
 from stepladder.sections.rl import RlSection
 from stepladder.sections.rl_parts import CriticSection
 from stepladder.training.critic import Critic
+from stepladder.training.group_stream import GroupStream
 from stepladder.training.reference import frozen_reference, refresh_reference
 from stepladder.training.rl import RlParts, run_rl
-from stepladder.training.rl_state import RlState
+from stepladder.training.rl_state import RlState, horizon
 from stepladder.training.rung import POLICY, Run, Rung
+from stepladder.training.streaming import close_stream, open_stream, stream_state
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group
 
@@ -36,6 +39,8 @@ class RlRung(Rung):
         assert settings is not None
         self.settings = settings
         self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
+        self.stream: GroupStream | None = None
+        self.waiting: list[dict[str, Any]] = []  # what a stream had begun, of an earlier process
         self.critic: Critic | None = None
         self.reference: Policy | None = None
 
@@ -49,7 +54,7 @@ class RlRung(Rung):
             path = self._reference_path(self.progress.reference_step)
             self.reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
         self._make_critic()
-        with self.training(self._trained(), settings.max_grad_norm) as optimizer:
+        with self.training(self._trained(), settings.max_grad_norm) as optimizer, self._stream() as stream:
             run.display.start("rl", settings.steps, self.step)
             parts = RlParts(
                 run.bench,
@@ -60,6 +65,7 @@ class RlRung(Rung):
                 run.recipe.run.seed,
                 self.reference,
                 self.critic,
+                stream,
                 own_advantage=own_advantage(settings),
                 own_loss=own_loss(settings),
                 on_trajectory=run.display.trajectory,
@@ -79,6 +85,31 @@ class RlRung(Rung):
                 run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
         if step % run.recipe.run.checkpoint_every == 0:
             run.save()
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[GroupStream | None]:
+        """Groups that are played while the policy is trained, where the recipe asks for it."""
+        run, settings = self.run, self.settings
+        if not settings.max_staleness:
+            yield None
+            return
+        self.stream = open_stream(
+            run.bench,
+            self.sampler,
+            settings,
+            step=self.step,
+            seed=run.recipe.run.seed,
+            max_turns=lambda: horizon(settings, self.progress, run.bench.limits.max_turns),
+            waiting=self.waiting,
+            on_trajectory=run.display.trajectory,
+        )
+        try:
+            yield self.stream
+        finally:
+            # What is begun is remembered first: a Ctrl-C is saved after this.
+            self.waiting = stream_state(run.bench, self.stream)
+            close_stream(run.bench, self.stream)
+            self.stream = None
 
     # -- models beside the policy -----------------------------------------------------------------------
 
@@ -116,15 +147,18 @@ class RlRung(Rung):
     # -- checkpoints ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "sampler": self.sampler.state()}
+        if self.stream is not None:
+            self.waiting = stream_state(self.run.bench, self.stream)
+        return {**self.progress.plain(), "sampler": self.sampler.state(), "waiting": self.waiting}
 
     def tensors(self) -> dict[str, Tensor]:
         critic = self.critic.tensors() if self.critic is not None else {}
         return {**super().tensors(), **critic}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.progress = RlState(**{k: v for k, v in state.items() if k != "sampler"})
+        self.progress = RlState(**{k: v for k, v in state.items() if k not in ("sampler", "waiting")})
         self.sampler.load(state["sampler"])
+        self.waiting = state["waiting"]
         begun = not any(name.startswith(POLICY) for name in tensors)
         if begun:
             self._make_critic()

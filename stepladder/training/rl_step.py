@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,18 +43,24 @@ class RlBatch:
     measured: Metrics = field(default_factory=dict)
 
 
+ClipAgainst = Literal["proximal", "behaviour"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateRules:
     """The numbers of an update: the same for all its micro-batches.
 
-    `constant` is the length that the aggregation "constant" divides by; `loss` the user's own surrogate,
-    called with (logprobs, proximal, advantages, mask) and those numbers of the row that it names.
+    `clip_against`: whose log-probabilities the surrogate's ratio is taken against; "behaviour" contains the
+    correction already. `constant` is the length that the aggregation "constant" divides by; `loss` the
+    user's own surrogate, called with (logprobs, proximal, advantages, mask) and those numbers of the row
+    that it names.
     """
 
     row: Algorithm
     temperature: float = 1.0
     token_budget: int = 4096
     correction: Correction = "none"
+    clip_against: ClipAgainst = "proximal"
     constant: float | None = None
     entropy_coefficient: float = 0.0
     loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] | None = None
@@ -157,7 +164,8 @@ def micro_batch_loss(
     if advantages.dim() == 2:
         advantages = advantages[:, : scores.mask.shape[1]]
     index = batch.trajectory_index[rows].to(scores.logprobs.device)
-    losses, metrics = _surrogate(rules, scores, proximal, advantages, index)
+    against = proximal if rules.clip_against == "proximal" else behaviour
+    losses, metrics = _surrogate(rules, scores, against, advantages, index)
     weights, weight_metrics = correction_weights(
         proximal, behaviour, scores.mask, correction=rules.correction, high=2.0
     )

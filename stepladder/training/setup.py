@@ -89,7 +89,7 @@ class Workbench:
 
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
-    set_threads(recipe.run.threads)
+    set_threads(recipe.run.threads, halves=2 if trains_while_playing(recipe) else 1)
     if recipe.run.exact:
         be_deterministic(pick_device(recipe.model.device))
     world = make_world(recipe) if recipe.environment is not None else None
@@ -120,6 +120,7 @@ def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> LocalEngine:
         max_context=recipe.rollout.max_context,
         exact=recipe.run.exact,
         pad_token_id=policy.tokenizer.pad_token_id or 0,
+        private=trains_while_playing(recipe),
     )
 
 
@@ -155,10 +156,15 @@ def limits_of(recipe: Recipe | EvalRecipe) -> Limits:
     )
 
 
-def set_threads(threads: int) -> None:
-    """Torch threads: as asked, or one a core this process may use."""
+def trains_while_playing(recipe: Recipe | EvalRecipe) -> bool:
+    """Do the engine and an update compute at the same time?"""
+    return isinstance(recipe, Recipe) and recipe.rl is not None and recipe.rl.max_staleness > 0
+
+
+def set_threads(threads: int, *, halves: int = 1) -> None:
+    """Torch threads: as asked, or one a core this process may use, shared among `halves` that compute."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(threads or available)
+    torch.set_num_threads(threads or max(1, available // halves))
 
 
 def resolved(model: ModelSection) -> ModelSection:

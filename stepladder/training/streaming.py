@@ -1,0 +1,116 @@
+"""Reinforcement learning while it plays: the stream of groups of a run, its checkpoint and its metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepladder.rollout import play_group
+from stepladder.sections.rl import RlSection
+from stepladder.training.group_stream import GroupStream, Outstanding
+from stepladder.training.records import (
+    task_from_dict,
+    task_to_dict,
+    trajectory_from_dict,
+    trajectory_to_dict,
+)
+from stepladder.training.setup import Workbench
+from stepladder.training.step import Metrics
+from stepladder.training.tasks import TaskSampler
+from stepladder.types import Group, Task, Trajectory
+
+
+def open_stream(
+    bench: Workbench,
+    sampler: TaskSampler,
+    settings: RlSection,
+    *,
+    step: int,
+    seed: int,
+    max_turns: Callable[[], int],
+    waiting: Sequence[Mapping[str, Any]] = (),
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> GroupStream:
+    """A stream at the learner's `step`, going on with what a checkpoint had `waiting`.
+
+    `max_turns` is asked at the start of each group, since the horizon may grow.
+    """
+
+    def draw() -> tuple[str, Task]:
+        return sampler.next(1)[0]
+
+    async def play(group_id: str, task: Task, order: int) -> Group:
+        return await play_group(
+            bench.agents(bench.recipe.rollout.temperature),
+            bench.world,
+            group_id,
+            task,
+            group_size=settings.group_size,
+            limits=dataclasses.replace(bench.limits, max_turns=max_turns()),
+            seed=seed,
+            key=f"{order:08d}",
+            scorer=bench.scorer,
+            on_trajectory=on_trajectory,
+        )
+
+    def make() -> GroupStream:
+        stream = GroupStream(
+            draw,
+            play,
+            per_step=settings.tasks_per_step,
+            max_staleness=settings.max_staleness,
+            at_once=max(1, bench.limits.concurrency // settings.group_size),
+            version=step,
+        )
+        stream.restore([_from_dict(record) for record in waiting])
+        return stream
+
+    return bench.runner.call(make)
+
+
+def stream_state(bench: Workbench, stream: GroupStream) -> list[dict[str, Any]]:
+    """What is begun and not learned from, for a checkpoint; finished groups with their tokens."""
+    return [_to_dict(item) for item in bench.runner.call(stream.outstanding)]
+
+
+def close_stream(bench: Workbench, stream: GroupStream) -> None:
+    """Cancel what is being played; every environment and session is closed when this returns."""
+    bench.runner.run(stream.close())
+
+
+def staleness_metrics(groups: Sequence[Group], engine_version: int) -> Metrics:
+    """How many updates the weights have seen since a sampled token was drawn; `lag/K`: share of tokens."""
+    lags: dict[int, int] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns:
+                for version, count in turn.versions:
+                    lag = engine_version - version
+                    lags[lag] = lags.get(lag, 0) + count
+    total = sum(lags.values())
+    if not total:
+        return {"staleness": 0.0, "staleness_max": 0.0}
+    metrics: Metrics = {
+        "staleness": sum(lag * count for lag, count in lags.items()) / total,
+        "staleness_max": float(max(lags)),
+    }
+    return metrics | {f"lag/{lag}": count / total for lag, count in sorted(lags.items())}
+
+
+def _to_dict(item: Outstanding) -> dict[str, Any]:
+    group = item.group
+    return {
+        "group_id": item.group_id,
+        "task": task_to_dict(item.task),
+        "born": item.born,
+        "trajectories": group and [trajectory_to_dict(t, samples=True) for t in group.trajectories],
+    }
+
+
+def _from_dict(record: Mapping[str, Any]) -> tuple[str, Task, int, Group | None]:
+    task, played = task_from_dict(record["task"]), record["trajectories"]
+    group = None
+    if played is not None:
+        group = Group(record["group_id"], task, tuple(trajectory_from_dict(t) for t in played))
+    return record["group_id"], task, record["born"], group
