@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from stepladder.errors import RunStopped
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
 from stepladder.sections.rl import RlSection
@@ -18,6 +19,7 @@ from stepladder.training.rl import RlParts, run_rl
 from stepladder.training.rl_state import RlState
 from stepladder.training.rung import POLICY, Run, Rung
 from stepladder.training.tasks import TaskSampler
+from stepladder.training.watch import Watch
 from stepladder.types import Group
 
 REFERENCE = "reference.safetensors"
@@ -38,6 +40,7 @@ class RlRung(Rung):
         self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
         self.critic: Critic | None = None
         self.reference: Policy | None = None
+        self.watch = Watch(run.bench, settings)
 
     @property
     def step(self) -> int:
@@ -48,6 +51,7 @@ class RlRung(Rung):
         if settings.row().kl_in != "none":
             path = self._reference_path(self.progress.reference_step)
             self.reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
+            self.watch.guard(self.reference)
         self._make_critic()
         with self.training(self._trained(), settings.max_grad_norm) as optimizer:
             run.display.start("rl", settings.steps, self.step)
@@ -62,6 +66,7 @@ class RlRung(Rung):
                 self.critic,
                 own_advantage=own_advantage(settings),
                 own_loss=own_loss(settings),
+                watch=self.watch,
                 on_trajectory=run.display.trajectory,
                 on_refresh=self._refresh,
             )
@@ -71,9 +76,19 @@ class RlRung(Rung):
 
     def _on_step(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         run, settings = self.run, self.settings
-        run.log("rl", step, metrics)
+        raised = self.watch.finished(step, metrics)
+        run.log("rl", step, {**metrics, "alarms": float(len(raised))})
+        for alarm, changed in raised:
+            run.folder.log_alarm({**alarm.plain(), "changed": changed})
+            run.display.alarm(alarm.sentence(), changed)
         played = [t for group in groups for t in group.trajectories]
         run.folder.log_trajectories(played, step=step, phase="rl")
+        if raised and settings.on_alarm == "stop":
+            run.save()
+            raise RunStopped(
+                f"stopped by an alarm, as rl.on_alarm = 'stop' asks. {raised[0][0].sentence()}. All up to "
+                f"there is saved; go on all the same with: stepladder resume {run.folder.path}"
+            )
         if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
             with run.display.aside():
                 run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
@@ -106,6 +121,7 @@ class RlRung(Rung):
         """The policy of `step` becomes the reference. Older files stay while a checkpoint may need them."""
         assert self.reference is not None
         refresh_reference(self.reference, self.run.bench.policy, self._reference_path(step))
+        self.watch.guard(self.reference)
         run = self.run.recipe.run
         oldest = step - (run.keep_checkpoints + 1) * run.checkpoint_every
         every = self.settings.reference_every
@@ -116,15 +132,16 @@ class RlRung(Rung):
     # -- checkpoints ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "sampler": self.sampler.state()}
+        return {**self.progress.plain(), "sampler": self.sampler.state(), "watch": self.watch.state()}
 
     def tensors(self) -> dict[str, Tensor]:
         critic = self.critic.tensors() if self.critic is not None else {}
         return {**super().tensors(), **critic}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.progress = RlState(**{k: v for k, v in state.items() if k != "sampler"})
+        self.progress = RlState(**{k: v for k, v in state.items() if k not in ("sampler", "watch")})
         self.sampler.load(state["sampler"])
+        self.watch.load(state["watch"])
         begun = not any(name.startswith(POLICY) for name in tensors)
         if begun:
             self._make_critic()

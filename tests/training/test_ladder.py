@@ -439,7 +439,7 @@ def test_an_engine_that_is_not_on_the_new_weights_ends_the_run(
 
     monkeypatch.setattr(LocalEngine, "sync", lambda self, version: None)
     monkeypatch.setattr(LocalEngine, "version", 0, raising=False)
-    with pytest.raises(InvariantError, match="a weight sync that did not arrive"):
+    with pytest.raises(InvariantError, match="the weight sync did not arrive"):
         train(digit_recipe(tmp_path, "run"))
 
 
