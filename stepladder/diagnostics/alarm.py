@@ -24,13 +24,13 @@ class Change:
 
     key: str
     how: Literal["times", "at_least", "at_most", "set"]
-    value: float
+    value: float | str
 
-    def applied(self, now: float | None) -> float:
+    def applied(self, now: Any) -> Any:
         """The new value where `now` is the present one (None: the algorithm's own, or none)."""
         if self.how == "times":
             if now is None:
-                raise ValueError(f"{self.key} has no value to scale by {self.value:g}")
+                raise ValueError(f"{self.key} has no value to scale by {self.value}")
             return now * self.value
         if now is None or self.how == "set":
             return self.value

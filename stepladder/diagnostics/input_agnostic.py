@@ -6,7 +6,7 @@ or, from ids alone, how often a response can be attributed to its prompt.
 
 from __future__ import annotations
 
-from stepladder.diagnostics.alarm import Change, Detector, Evidence, Metrics
+from stepladder.diagnostics.alarm import Change, Detector, Evidence, Metrics, Smoothed
 
 
 class TemplateCollapse(Detector):
@@ -19,17 +19,24 @@ class TemplateCollapse(Detector):
 
     name = "template_collapse"
     averages = ("prompt_information", "prompt_retrieval", "surprisal")
-    floor = 0.2
+    floor = 0.3
+    patience = 6  # at least two measurements: information is measured every few steps
     message = "responses stay varied but depend less and less on their prompts"
     advice = (
-        "let the task outweigh the regularisers: set rl.kl_coefficient = 0 and any entropy bonus to 0, lower "
-        "rl.learning_rate, and train only on groups whose rewards differ much (top share of their variance)"
+        "let the task outweigh noise and regularisers: do not divide advantages by their deviation (rl.scale "
+        "= "
+        "'none'), which blows up groups whose rewards hardly differ; rl.kl_coefficient = 0; no entropy bonus"
     )
-    remedy = (Change("kl_coefficient", "set", 0.0), Change("learning_rate", "times", 0.5))
+    remedy = (Change("scale", "set", "none"), Change("kl_coefficient", "set", 0.0))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.smooth["prompt_information"] = Smoothed(weight=0.5, settle=1)  # seldom, and little noise
+        self.smooth["prompt_retrieval"] = Smoothed(settle=5)
 
     def judge(self, metrics: Metrics) -> Evidence | None:
         information, retrieval = self.smooth["prompt_information"], self.smooth["prompt_retrieval"]
-        asked = information if information.count >= 2 * information.settle else retrieval
+        asked = information if information.count else retrieval
         surprisal = self.smooth["surprisal"]
         if asked.value is None or (asked.peak or 0.0) < self.floor or asked.of_peak >= 0.5:
             return None

@@ -24,9 +24,9 @@ class RunData:
     path: Path
     metrics: tuple[Record, ...]
     evaluations: tuple[Record, ...]
-    alarms: tuple[Record, ...]
     recipe: str
     environment: Record
+    alarms: tuple[Record, ...] = ()
 
 
 def read_run(path: Path) -> RunData:
