@@ -21,14 +21,15 @@ class EchoTrap(Detector):
     repeated = 0.6
     message = "siblings say the same and earn the same, while tasks are still unsolved"
     advice = (
-        "keep exploring: lower rl.learning_rate to a third, do not divide advantages by their deviation "
+        "keep exploring: halve rl.learning_rate, do not divide advantages by their deviation "
         "(rl.scale = 'none'), raise rl.clip_high to 0.28 and drop the KL term (rl.kl_coefficient = 0)"
     )
     remedy = (
-        Change("learning_rate", "times", 0.3),
+        Change("learning_rate", "times", 0.5),
         Change("scale", "set", "none"),
         Change("clip_high", "at_least", 0.28),
         Change("kl_coefficient", "set", 0.0),
+        Change("entropy_coefficient", "at_least", 0.02),
     )
 
     def judge(self, metrics: Metrics) -> Evidence | None:

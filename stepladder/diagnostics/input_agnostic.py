@@ -23,11 +23,15 @@ class TemplateCollapse(Detector):
     patience = 6  # at least two measurements: information is measured every few steps
     message = "responses stay varied but depend less and less on their prompts"
     advice = (
-        "let the task outweigh noise and regularisers: do not divide advantages by their deviation (rl.scale "
-        "= "
-        "'none'), which blows up groups whose rewards hardly differ; rl.kl_coefficient = 0; no entropy bonus"
+        "let the task outweigh noise and regularisers: do not divide advantages by their deviation "
+        "(rl.scale = 'none'), which blows up groups whose rewards hardly differ; rl.kl_coefficient = 0 and "
+        "rl.entropy_coefficient = 0"
     )
-    remedy = (Change("scale", "set", "none"), Change("kl_coefficient", "set", 0.0))
+    remedy = (
+        Change("scale", "set", "none"),
+        Change("kl_coefficient", "set", 0.0),
+        Change("entropy_coefficient", "set", 0.0),
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from stepladder.engines.local import LocalEngine
 from stepladder.errors import InvariantError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy, Scores
-from stepladder.training import rl, rl_step
+from stepladder.training import rl, rl_rung, rl_step
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 from stepladder.training.setup import Workbench
@@ -92,9 +92,9 @@ def test_a_sync_that_loses_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The embedding stays behind: the fingerprint moves, the log-probabilities give it away."""
     whole = LocalEngine.sync
     kept: dict[str, Any] = {}
-    made = rl.RlRung.climb
+    made = rl_rung.RlRung.climb
 
-    def climb(self: rl.RlRung) -> None:
+    def climb(self: rl_rung.RlRung) -> None:
         kept["weight"] = self.run.bench.policy.lm.get_input_embeddings().weight
         kept["old"] = kept["weight"].detach().clone()
         made(self)
@@ -105,7 +105,7 @@ def test_a_sync_that_loses_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         whole(self, version)
         kept["weight"].data.copy_(new)
 
-    monkeypatch.setattr(rl.RlRung, "climb", climb)
+    monkeypatch.setattr(rl_rung.RlRung, "climb", climb)
     monkeypatch.setattr(LocalEngine, "sync", sync)
     stopped(tmp_path, r"Cause: the weight sync did not arrive: the engine holds other weights")
 
@@ -114,9 +114,9 @@ def test_a_sync_that_loses_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_dropout_left_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    climb = rl.RlRung.climb
+    climb = rl_rung.RlRung.climb
 
-    def dropping(self: rl.RlRung) -> None:
+    def dropping(self: rl_rung.RlRung) -> None:
         lm = self.run.bench.policy.lm
         for module in lm.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -124,7 +124,7 @@ def test_dropout_left_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         lm.train()
         climb(self)
 
-    monkeypatch.setattr(rl.RlRung, "climb", dropping)
+    monkeypatch.setattr(rl_rung.RlRung, "climb", dropping)
     stopped(tmp_path, r"Cause: dropout is left on in the trainer.*\(.*drop.* 0\.1", GPT2)
 
 
@@ -141,8 +141,8 @@ def test_a_temperature_that_the_engine_ignores(tmp_path: Path, monkeypatch: pyte
 def test_a_temperature_that_the_trainer_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score = Policy.logprobs
 
-    def plain(self: Policy, samples: Any, *, temperature: float = 1.0) -> Scores:
-        return score(self, samples)
+    def plain(self: Policy, samples: Any, *, temperature: float = 1.0, **named: Any) -> Scores:
+        return score(self, samples, **named)
 
     monkeypatch.setattr(Policy, "logprobs", plain)
     cause = (
@@ -155,7 +155,7 @@ def test_a_temperature_that_the_trainer_ignores(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_reference_that_shares_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rl, "frozen_reference", lambda policy, path, must_exist: policy)
+    monkeypatch.setattr(rl_rung, "frozen_reference", lambda policy, path, must_exist: policy)
     stopped(tmp_path, "the reference is the trained policy: they share the storage", "rl.kl_coefficient=0.1")
 
 
@@ -174,7 +174,7 @@ def test_a_reference_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             reference.model.load_state_dict(policy.model.state_dict())
         return norm
 
-    monkeypatch.setattr(rl, "frozen_reference", follow)
+    monkeypatch.setattr(rl_rung, "frozen_reference", follow)
     monkeypatch.setattr(MasterOptimizer, "step", both)
     stopped(tmp_path, "the reference is the trained policy: it moved with it", "rl.kl_coefficient=0.1")
 
@@ -182,14 +182,14 @@ def test_a_reference_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_reference_whose_scores_are_the_policys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are frozen and never asked."""
     score = rl_step._reference
-    climb = rl.RlRung.climb
+    climb = rl_rung.RlRung.climb
     policies: list[Policy] = []
 
-    def remember(self: rl.RlRung) -> None:
+    def remember(self: rl_rung.RlRung) -> None:
         policies.append(self.run.bench.policy)
         climb(self)
 
-    monkeypatch.setattr(rl.RlRung, "climb", remember)
+    monkeypatch.setattr(rl_rung.RlRung, "climb", remember)
     monkeypatch.setattr(
         rl_step,
         "_reference",
@@ -204,8 +204,8 @@ def test_a_reference_whose_scores_are_the_policys(tmp_path: Path, monkeypatch: p
 def test_an_inverted_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = rl.make_batch
 
-    def inverted(*args: Any) -> Any:
-        batch = make(*args)
+    def inverted(*args: Any, **named: Any) -> Any:
+        batch = make(*args, **named)
         batch.samples = [
             dataclasses.replace(
                 s,
@@ -223,8 +223,8 @@ def test_an_inverted_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_shifted_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = rl.make_batch
 
-    def shifted(*args: Any) -> Any:
-        batch = make(*args)
+    def shifted(*args: Any, **named: Any) -> Any:
+        batch = make(*args, **named)
         batch.samples = [dataclasses.replace(s, mask=(*s.mask[1:], False)) for s in batch.samples]
         return batch
 
