@@ -83,8 +83,8 @@ def measure(folder: Path, staleness: int, seed: int) -> dict[str, Any]:
         "tokens": sum(m["trained_tokens"] for m in steps),
         "reward": fmean(m["reward"] for m in steps[-5:]),
         "held out": lines(folder / "evaluations.jsonl")[-1]["success"],
-        "lag": max(m.get("staleness_max", 0.0) for m in steps),
-        "mean lag": fmean(m.get("staleness", 0.0) for m in steps),
+        "lag": max(m.get("version_lag_max", 0.0) for m in steps),
+        "mean lag": fmean(m.get("version_lag", 0.0) for m in steps),
         "share": max(abs(counts[task] / total - 1 / TASKS) for task in counts)
         if len(counts) == TASKS
         else 1.0,

@@ -186,8 +186,8 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
     metrics = lines("metrics.jsonl")
     for phase in ("sft", "rl"):
         found = {key for line in metrics if line["phase"] == phase for key in line} - {"step", "phase"}
-        found = {"reward/NAME" if key.startswith("reward/") else key for key in found}
-        found = {"lag/K" if key.startswith("lag/") else key for key in found}
+        for kind in ("reward/NAME", "failed/BOUNDARY", "version_lag/LAG"):
+            found = {kind if key.startswith(kind.partition("/")[0] + "/") else key for key in found}
         assert found == documented(f'phase "{phase}"')
     evaluations = lines("evaluations.jsonl")
     assert {key for line in evaluations for key in line} == documented("evaluations.jsonl")

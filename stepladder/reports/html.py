@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from stepladder.reports.alarms import alarm_rows
 from stepladder.reports.charts import Chart, Points
 from stepladder.reports.run import Record, RunData, read_run
 from stepladder.reports.tables import (
@@ -90,6 +91,7 @@ def html_page(run: RunData) -> str:
         name=run.path.resolve().name,
         rows=rows,
         families=families(rows),
+        alarms=alarm_rows(run),
         phases=phases(run),
         examples=[
             (row, [_example(e) for e in row.examples[:EXAMPLES_PER_RUNG]]) for row in rows if row.examples

@@ -10,6 +10,7 @@ from typing import Any
 from stepladder.errors import DataError
 
 METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 RECIPE = "recipe.toml"
 
@@ -18,13 +19,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What a report is made from: the lines of the run's two logs, and where they were."""
+    """What a report is made from: the lines of the run's logs, and where they were."""
 
     path: Path
     metrics: tuple[Record, ...]
     evaluations: tuple[Record, ...]
     recipe: str
     environment: Record
+    alarms: tuple[Record, ...] = ()
 
 
 def read_run(path: Path) -> RunData:
@@ -37,6 +39,7 @@ def read_run(path: Path) -> RunData:
         path=path,
         metrics=tuple(read_jsonl(path / METRICS)),
         evaluations=tuple(read_jsonl(path / EVALUATIONS)),
+        alarms=tuple(read_jsonl(path / ALARMS)),
         recipe=(path / RECIPE).read_text(encoding="utf-8"),
         environment=json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else {},
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepladder.reports.alarms import alarm_text
 from stepladder.reports.run import RunData, read_run
 from stepladder.reports.tables import (
     NONE,
@@ -41,6 +42,8 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
     if pair:
         for when, (row, example) in zip(("Before", "After"), pair, strict=True):
             blocks.append(_trajectory(f"{when} ({row.label}), task {task_id(example)}", example))
+    if alarms := alarm_text(run):
+        blocks.append(printable(alarms))
     if trained := _trained(run):
         blocks.append(trained)
     blocks.append(f"Report: {report or run.path / 'report.html'}")

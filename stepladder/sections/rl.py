@@ -145,6 +145,12 @@ class RlSection(Section):
         None, gt=0, description="no new step begins after this time in steps (evaluations not counted)"
     )
 
+    on_alarm: Literal["warn", "stop", "remedy"] = Field(
+        "warn",
+        description="when the run looks like collapsing: warn only; stop with a checkpoint; or apply the "
+        "alarm's advice, once for each alarm",
+    )
+
     @model_validator(mode="after")
     def _known(self) -> RlSection:
         if self.algorithm not in ALGORITHMS:

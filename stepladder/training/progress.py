@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -102,6 +102,13 @@ class Display:
             f"{result.seconds:.0f}s",
             highlight=False,
         )
+
+    def alarm(self, sentence: str, changed: Mapping[str, Sequence[object]]) -> None:
+        """An alarm, as a line that stays, with the settings that its remedy changed."""
+        if self.quiet:
+            return
+        done = "".join(f"\n  rl.{key}: {before} -> {after}" for key, (before, after) in changed.items())
+        self.console.print(f"ALARM {sentence}{done}", style="yellow", markup=False, highlight=False)
 
     def status(self, text: str) -> None:
         """A passing remark."""

@@ -38,8 +38,8 @@ from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, r
 from stepladder.training.setup import Workbench
 from stepladder.training.shaping import shaped
 from stepladder.training.step import Metrics
-from stepladder.training.streaming import staleness_metrics
 from stepladder.training.tasks import TaskSampler
+from stepladder.training.watch import Watch
 from stepladder.types import Group, Trajectory
 
 log = logging.getLogger("stepladder")
@@ -60,6 +60,7 @@ class RlParts:
     stream: GroupStream | None = None  # with max_staleness: groups that are played meanwhile
     own_advantage: Callable[..., Any] | None = None
     own_loss: Callable[..., Any] | None = None
+    watch: Watch | None = None  # checks batches and syncs, and holds the settings in force; made if missing
     on_trajectory: Callable[[Trajectory], None] | None = None
     on_refresh: Callable[[int], None] = lambda step: None  # the policy of now becomes the reference
 
@@ -71,20 +72,23 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
     weights: the place for logs, evaluations and checkpoints.
     """
     state, bench = parts.state, parts.bench
+    watch = parts.watch = parts.watch or Watch(bench, parts.settings, reference=parts.reference)
     while state.step < parts.settings.steps and not _finished(parts.settings, state):
         try:
             with _drawn_again(parts):
                 began = time.monotonic()
+                parts.settings = watch.settings
                 collected = collect(parts)
                 sampled_at = time.monotonic()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
                     metrics = rollout_metrics(groups) | collected.metrics
-                    metrics |= staleness_metrics(groups, bench.engine_version)
                     metrics |= engine_metrics(bench.engine.stats())
-                    metrics |= update(parts, batch, stale=metrics["staleness_max"] > 0)
+                    metrics |= watch.sampled(state.step, groups, batch.samples)
+                    metrics |= update(parts, batch, stale=metrics["version_lag_max"] > 0)
                     updated_at = time.monotonic()
                     bench.sync()
+                    metrics |= watch.synced(metrics)
                     remember(parts, groups, metrics)
                     if parts.stream is not None:
                         bench.runner.call(parts.stream.advance)
@@ -191,7 +195,9 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
     also = critic.loss(batch, coefficient=critic.settings.coefficient) if critic and critic.shared else None
 
     def on_policy(measured: Metrics) -> None:
-        check_on_policy(measured, exact_limit=1e-3 if exact else None, mean_limit=0.25)
+        limit, watch = (1e-3 if exact else None), parts.watch
+        cause = None if watch is None else lambda: watch.cause(batch.samples)
+        check_on_policy(measured, exact_limit=limit, mean_limit=0.25, cause=cause)
 
     for k in range(1 if waiting else settings.updates_per_batch):
         got = rl_update(

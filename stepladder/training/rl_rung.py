@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from stepladder.errors import RunStopped
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
 from stepladder.sections.rl import RlSection
@@ -21,6 +22,7 @@ from stepladder.training.rl_state import RlState, horizon
 from stepladder.training.rung import POLICY, Run, Rung
 from stepladder.training.streaming import close_stream, open_stream, stream_state
 from stepladder.training.tasks import TaskSampler
+from stepladder.training.watch import Watch
 from stepladder.types import Group
 
 REFERENCE = "reference.safetensors"
@@ -43,6 +45,7 @@ class RlRung(Rung):
         self.waiting: list[dict[str, Any]] = []  # what a stream had begun, of an earlier process
         self.critic: Critic | None = None
         self.reference: Policy | None = None
+        self.watch = Watch(run.bench, settings)
 
     @property
     def step(self) -> int:
@@ -53,6 +56,7 @@ class RlRung(Rung):
         if settings.row().kl_in != "none":
             path = self._reference_path(self.progress.reference_step)
             self.reference = frozen_reference(run.bench.policy, path, must_exist=self.step > 0)
+            self.watch.guard(self.reference)
         self._make_critic()
         with self.training(self._trained(), settings.max_grad_norm) as optimizer, self._stream() as stream:
             run.display.start("rl", settings.steps, self.step)
@@ -68,6 +72,7 @@ class RlRung(Rung):
                 stream,
                 own_advantage=own_advantage(settings),
                 own_loss=own_loss(settings),
+                watch=self.watch,
                 on_trajectory=run.display.trajectory,
                 on_refresh=self._refresh,
             )
@@ -77,9 +82,19 @@ class RlRung(Rung):
 
     def _on_step(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         run, settings = self.run, self.settings
-        run.log("rl", step, metrics)
+        raised = self.watch.finished(step, metrics)
+        run.log("rl", step, {**metrics, "alarms": float(len(raised))})
+        for alarm, changed in raised:
+            run.folder.log_alarm({**alarm.plain(), "changed": changed})
+            run.display.alarm(alarm.sentence(), changed)
         played = [t for group in groups for t in group.trajectories]
         run.folder.log_trajectories(played, step=step, phase="rl")
+        if raised and settings.on_alarm == "stop":
+            run.save()
+            raise RunStopped(
+                f"stopped by an alarm, as rl.on_alarm = 'stop' asks. {raised[0][0].sentence()}. All up to "
+                f"there is saved; go on all the same with: stepladder resume {run.folder.path}"
+            )
         if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
             with run.display.aside():
                 run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
@@ -137,6 +152,7 @@ class RlRung(Rung):
         """The policy of `step` becomes the reference. Older files stay while a checkpoint may need them."""
         assert self.reference is not None
         refresh_reference(self.reference, self.run.bench.policy, self._reference_path(step))
+        self.watch.guard(self.reference)
         run = self.run.recipe.run
         oldest = step - (run.keep_checkpoints + 1) * run.checkpoint_every
         every = self.settings.reference_every
@@ -149,16 +165,23 @@ class RlRung(Rung):
     def state(self) -> dict[str, Any]:
         if self.stream is not None:
             self.waiting = stream_state(self.run.bench, self.stream)
-        return {**self.progress.plain(), "sampler": self.sampler.state(), "waiting": self.waiting}
+        return {
+            **self.progress.plain(),
+            "sampler": self.sampler.state(),
+            "waiting": self.waiting,
+            "watch": self.watch.state(),
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         critic = self.critic.tensors() if self.critic is not None else {}
         return {**super().tensors(), **critic}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.progress = RlState(**{k: v for k, v in state.items() if k not in ("sampler", "waiting")})
+        others = ("sampler", "waiting", "watch")
+        self.progress = RlState(**{k: v for k, v in state.items() if k not in others})
         self.sampler.load(state["sampler"])
         self.waiting = state["waiting"]
+        self.watch.load(state["watch"])
         begun = not any(name.startswith(POLICY) for name in tensors)
         if begun:
             self._make_critic()

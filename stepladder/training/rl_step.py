@@ -223,22 +223,34 @@ def reference_kl(batch: RlBatch, reference: Policy, *, temperature: float, token
     return out
 
 
-def check_on_policy(metrics: Metrics, *, exact_limit: float | None, mean_limit: float) -> None:
+def check_on_policy(
+    metrics: Metrics,
+    *,
+    exact_limit: float | None,
+    mean_limit: float,
+    cause: Callable[[], str] | None = None,
+) -> None:
     """Stop when the model being trained is not the one that sampled.
 
     `exact_limit` bounds every trained token's |log ratio| (engine and trainer both fp32), `mean_limit`
-    its mean (an engine in another precision). Raises InvariantError with what to look at.
+    its mean (an engine in another precision). Raises InvariantError with what `cause` finds, or, without
+    one, with what to look at.
     """
     worst, mean = metrics.get("log_ratio_abs_max", 0.0), metrics.get("log_ratio_abs", 0.0)
     within = worst <= exact_limit if exact_limit is not None else mean <= mean_limit
     if within:  # NaN is not
         return
+    found = (
+        "Usual causes: a weight sync that did not arrive, dropout left on, a temperature applied on one side "
+        "only, or a mask that is shifted"
+    )
+    if cause is not None:
+        found = cause()
     allowed = f"{exact_limit:g} for each" if exact_limit is not None else f"{mean_limit:g} on average"
     raise InvariantError(
         "the log-probabilities stored when the tokens were sampled are not those of the model being "
         f"trained: mean difference {mean:.3g} nats a token, largest {worst:.3g} (allowed: {allowed}). "
-        "On-policy they are equal. Usual causes: a weight sync that did not arrive, dropout left on, a "
-        "temperature applied on one side only, or a mask that is shifted"
+        f"On-policy they are equal. {found}"
     )
 
 

@@ -4,6 +4,7 @@
     environment.json     versions, machine, git commit
     metrics.jsonl        one line per step
     evaluations.jsonl    one line per evaluation
+    alarms.jsonl         one line per alarm, where there was one
     trajectories/        one line per trajectory
     checkpoints/         see policies/checkpoint.py
     final/               the trained model, a Hugging Face folder
@@ -30,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from stepladder.errors import CheckpointError, ConfigError
 from stepladder.policies.atomic import write_file
-from stepladder.reports.run import EVALUATIONS, METRICS, RECIPE, read_jsonl
+from stepladder.reports.run import ALARMS, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
 from stepladder.training.records import encode_line, to_json, trajectory_to_dict
 from stepladder.training.toml import to_toml
@@ -131,6 +132,10 @@ class RunFolder:
         """Append one line to evaluations.jsonl."""
         self._append(EVALUATIONS, [record])
 
+    def log_alarm(self, record: Mapping[str, Any]) -> None:
+        """Append one line to alarms.jsonl."""
+        self._append(ALARMS, [record])
+
     def log_trajectories(
         self,
         trajectories: Iterable[Trajectory],
@@ -195,7 +200,7 @@ class RunFolder:
         self.close()
 
     def _logs(self) -> list[str]:
-        top = [name for name in (METRICS, EVALUATIONS) if (self.path / name).is_file()]
+        top = [name for name in (METRICS, EVALUATIONS, ALARMS) if (self.path / name).is_file()]
         nested = sorted((self.path / "trajectories").glob("*.jsonl"))
         return top + [f"trajectories/{path.name}" for path in nested]
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning while it plays: the stream of groups of a run, its checkpoint and its metrics."""
+"""Reinforcement learning while it plays: the stream of groups of a run, and its part of the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from stepladder.training.records import (
     trajectory_to_dict,
 )
 from stepladder.training.setup import Workbench
-from stepladder.training.step import Metrics
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group, Task, Trajectory
 
@@ -77,25 +76,6 @@ def stream_state(bench: Workbench, stream: GroupStream) -> list[dict[str, Any]]:
 def close_stream(bench: Workbench, stream: GroupStream) -> None:
     """Cancel what is being played; every environment and session is closed when this returns."""
     bench.runner.run(stream.close())
-
-
-def staleness_metrics(groups: Sequence[Group], engine_version: int) -> Metrics:
-    """How many updates the weights have seen since a sampled token was drawn; `lag/K`: share of tokens."""
-    lags: dict[int, int] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            for turn in trajectory.turns:
-                for version, count in turn.versions:
-                    lag = engine_version - version
-                    lags[lag] = lags.get(lag, 0) + count
-    total = sum(lags.values())
-    if not total:
-        return {"staleness": 0.0, "staleness_max": 0.0}
-    metrics: Metrics = {
-        "staleness": sum(lag * count for lag, count in lags.items()) / total,
-        "staleness_max": float(max(lags)),
-    }
-    return metrics | {f"lag/{lag}": count / total for lag, count in sorted(lags.items())}
 
 
 def _to_dict(item: Outstanding) -> dict[str, Any]:

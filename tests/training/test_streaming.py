@@ -72,16 +72,16 @@ def assert_whole(run: Path) -> None:
     assert max(draws) < 30
     steps = [m for m in lines(run / "metrics.jsonl") if m["phase"] == "rl"]
     assert [m["step"] for m in steps] == list(range(1, 9))
-    assert max(m["staleness_max"] for m in steps) <= 2
+    assert max(m["version_lag_max"] for m in steps) <= 2
 
 
 def test_a_run_learns_from_every_task_once_and_from_nothing_too_old(tmp_path: Path) -> None:
     run = train(tmp_path)
     assert_whole(run)
     steps = [m for m in lines(run / "metrics.jsonl") if m["phase"] == "rl"]
-    assert any(m["staleness_max"] >= 1 for m in steps)  # it did play ahead
+    assert any(m["version_lag_max"] >= 1 for m in steps)  # it did play ahead
     for m in steps:
-        shares = [v for k, v in m.items() if k.startswith("lag/")]
+        shares = [v for k, v in m.items() if k.startswith("version_lag/")]
         assert sum(shares) == pytest.approx(1.0)
 
 

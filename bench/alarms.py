@@ -1,0 +1,221 @@
+"""Provoke an echo trap and a template collapse, rescue the same seeds, and hear nothing from healthy runs.
+
+    python bench/alarms.py --out runs/alarms                 # everything, about half an hour on one core
+    python bench/alarms.py --only provoke --seeds 0          # the two collapses, each with and without remedy
+
+Writes a table to --table and a picture to --picture. A collapse and its rescue are the same recipe and seed
+in exact mode, so they are one run until the alarm, which is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alarm_plot import picture
+from alarm_worlds import SYMBOLS
+
+from stepladder.config import load_recipe
+from stepladder.training.ladder import train
+from stepladder.training.progress import Display
+
+HERE = Path(__file__).parent
+SMALL = {"hidden": 32, "layers": 2, "intermediate": 48, "max_positions": 128}
+BONUS = f'environment.rewards=["{HERE}/alarm_worlds.py:surprise"]'
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run showed."""
+
+    metrics: list[dict[str, Any]]
+    alarms: list[dict[str, Any]]
+    seconds: float
+
+    def column(self, name: str) -> list[float]:
+        return [float("nan") if m.get(name) is None else m[name] for m in self.metrics]
+
+    def success(self) -> list[float]:
+        return smoothed(self.column("success"))
+
+    def first(self, alarm: str) -> int | None:
+        return next((a["step"] for a in self.alarms if a["name"] == alarm), None)
+
+    def fell(self) -> int | None:
+        """The step at which smoothed success is first below half its peak so far."""
+        peak = 0.0
+        for step, value in enumerate(self.success(), start=1):
+            peak = max(peak, value) if step >= 5 else peak
+            if value < 0.5 * peak:
+                return step
+        return None
+
+    def last(self, name: str = "success") -> float:
+        values = [v for v in self.column(name)[-10:] if v == v]
+        return sum(values) / max(len(values), 1)
+
+
+def smoothed(values: Sequence[float], weight: float = 0.2) -> list[float]:
+    out: list[float] = []
+    for value in values:
+        out.append(value if not out else (1 - weight) * out[-1] + weight * value)
+    return out
+
+
+# -- recipes -----------------------------------------------------------------------------------------------
+
+
+def digit(*overrides: str, sizes: dict[str, int] | None = None) -> list[Any]:
+    """hidden_digit on smaller batches than the bundled recipe, so that luck has a say."""
+    own = ["sft.learning_rate=3e-3", "rl.tasks_per_step=16", "rl.aggregation=token_mean"]
+    if sizes:
+        own += [f"model.options.{key}={value}" for key, value in sizes.items()]
+    return ["hidden_digit", [*own, *overrides]]
+
+
+def think(*overrides: str) -> list[Any]:
+    """ThinkWorld of `alarm_worlds.py` on a model of 40,000 weights."""
+    data = {
+        "model": {"name": "tiny", "dtype": "float32", "options": {"symbols": SYMBOLS, **SMALL}},
+        "environment": {"name": f"{HERE}/alarm_worlds.py:ThinkWorld"},
+        "rollout": {"max_turns": 2, "max_tokens": 4, "max_context": 32},
+        "sft": {
+            "demonstrations": 256,
+            "epochs": 8,
+            "batch_size": 32,
+            "learning_rate": 1e-2,
+            "validation": 0,
+        },
+        "rl": {
+            "kl_coefficient": 0.0,
+            "steps": 80,
+            "tasks_per_step": 8,
+            "group_size": 8,
+            "learning_rate": 3e-3,
+            "aggregation": "token_mean",
+        },
+    }
+    return [data, list(overrides)]
+
+
+ECHO = ("rl.learning_rate=2e-3", "rl.steps=120")
+TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
+PROVOKED = {"echo_trap": digit(*ECHO), "template_collapse": think(*TEMPLATE)}
+STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=100", "rl.stop_at_success=0.98")
+HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
+    "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
+    "think, grpo": (think("rl.steps=60"), (0, 1)),
+    "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=60"), (0, 1)),
+    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=60"), (0, 1)),
+    "think, cispo": (think("rl.algorithm=cispo", "rl.steps=60"), (0,)),
+    "think, gspo": (think("rl.algorithm=gspo", "rl.steps=60"), (0,)),
+}
+
+
+def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) -> Run:
+    """Train once, or read what an earlier call has left."""
+    began = time.monotonic()
+    shared = (
+        f"run.out={out}",
+        f"run.name={name}",
+        f"run.seed={seed}",
+        "run.exact=true",
+        "run.threads=1",
+        "run.checkpoint_every=100000",
+        "evaluation.raw=0",
+        "evaluation.tasks=2",
+    )
+    folder = out / name
+    if not (folder / "report.html").is_file():
+        recipe = load_recipe(source[0], [*source[1], *shared, *overrides])
+        train(recipe, overwrite=True, display=Display(quiet=True))
+    metrics = [m for m in _lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
+    alarms = _lines(folder / "alarms.jsonl") if (folder / "alarms.jsonl").is_file() else []
+    return Run(metrics, alarms, time.monotonic() - began)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+def provoke(out: Path, seeds: Sequence[int]) -> Iterator[tuple[str, int, Run, Run]]:
+    for alarm, source in PROVOKED.items():
+        for seed in seeds:
+            left = play(out, f"{alarm}-{seed}", seed, source)
+            rescued = play(out, f"{alarm}-{seed}-remedy", seed, source, "rl.on_alarm=remedy")
+            at = min((a["step"] for a in left.alarms), default=len(left.metrics))
+            for name in ("reward", "success", "surprisal"):
+                assert str(left.column(name)[:at]) == str(rescued.column(name)[:at]), (alarm, seed, name)
+            yield alarm, seed, left, rescued
+
+
+def provoked_line(alarm: str, seed: int, left: Run, rescued: Run) -> str:
+    at, fell = left.first(alarm), left.fell()
+    others = sorted({a["name"] for a in left.alarms} - {alarm})
+    return (
+        f"{alarm:18} {seed:4}  {_step(at)}  {_step(fell)}  {max(left.success()):5.2f}  {left.last():5.2f}  "
+        f"{max(rescued.success()[(at or 1) - 1 :]):7.2f}  {rescued.last():6.2f}   {', '.join(others) or '-'}"
+    )
+
+
+def healthy_line(label: str, seed: int, run: Run) -> str:
+    heard = ", ".join(f"{a['name']}@{a['step']}" for a in run.alarms) or "none"
+    return f"{label:20} {seed:4}  {len(run.metrics):5}  {run.success()[0]:5.2f}  {run.last():5.2f}   {heard}"
+
+
+def _step(step: int | None) -> str:
+    return "    -" if step is None else f"{step:5}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/alarms"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=("provoke", "healthy"))
+    parser.add_argument("--table", type=Path, default=HERE / "results" / "alarms.txt")
+    parser.add_argument("--picture", type=Path, default=HERE / "results" / "alarms.svg")
+    args = parser.parse_args()
+    out: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        out.append(line)
+        args.table.write_text("\n".join(out) + "\n")
+
+    if args.only != "healthy":
+        say("provoked: alarm at step, success below half its peak at step, peak, at the end (last 10 steps);")
+        say("the same seed with rl.on_alarm = 'remedy': peak after the alarm, at the end; other alarms")
+        say("alarm              seed  alarm   fell   peak    end   rescued     end   others")
+        shown = []
+        for alarm, seed, left, rescued in provoke(args.out, args.seeds):
+            say(provoked_line(alarm, seed, left, rescued))
+            if seed == args.seeds[0]:
+                signal = "reward_std" if alarm == "echo_trap" else "prompt_information"
+                shown.append((alarm, left.first(alarm), signal, left, rescued))
+        args.picture.write_text(
+            picture(
+                [
+                    (alarm, at, left.success(), rescued.success(), signal, left.column(signal))
+                    for alarm, at, signal, left, rescued in shown
+                ]
+            )
+        )
+        say("")
+    if args.only != "provoke":
+        say("healthy: steps, success at the first step and at the end (last 10 steps), alarms")
+        for label, (source, seeds) in HEALTHY.items():
+            for seed in seeds:
+                name = f"healthy-{label.replace(', ', '-')}-{seed}"
+                say(healthy_line(label, seed, play(args.out, name, seed, source)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Each alarm on runs written by hand: what raises it, what must not, and that its memory can be saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepladder.diagnostics.alarm import Alarm, Change, Detector, Smoothed
+from stepladder.diagnostics.echo_trap import EchoTrap
+from stepladder.diagnostics.entropy_collapse import EntropyCollapse
+from stepladder.diagnostics.gradient_spike import GradientSpike
+from stepladder.diagnostics.input_agnostic import TemplateCollapse
+from stepladder.diagnostics.length import LengthExplosion
+from stepladder.diagnostics.monitor import Monitor, default_alarms
+
+Run = list[dict[str, float]]
+
+
+def healthy(step: int) -> dict[str, float]:
+    """A run that learns and converges: the spread rises and falls because groups get solved."""
+    p = min(0.99, 0.1 + 0.03 * step)
+    return {
+        "reward": p,
+        "success": p,
+        "open_groups": 1 - p**8,
+        "reward_std": (p * (1 - p)) ** 0.5,
+        "sibling_overlap": p**2,
+        "surprisal": max(0.02, 1.5 * (1 - p)),
+        "prompt_retrieval": p,
+        "prompt_information": p,
+        "grad_norm": 0.5,
+        "updated": 1.0,
+        "response_length": 20.0,
+        "truncated": 0.0,
+    }
+
+
+def play(detector: Detector, run: Iterable[dict[str, float]]) -> list[Alarm]:
+    found = [detector.see(step, metrics) for step, metrics in enumerate(run, start=1)]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def changed(start: int, change: Callable[[int, dict[str, float]], None], steps: int = 60) -> Run:
+    """A flat run at a success of .4, which `change(k, metrics)` spoils from step `start` on."""
+    out = []
+    for step in range(steps):
+        metrics = healthy(10)
+        if step >= start:
+            change(step - start, metrics)
+        out.append(metrics)
+    return out
+
+
+@pytest.mark.parametrize("detector", default_alarms(), ids=lambda d: d.name)
+def test_a_run_that_learns_and_converges_raises_nothing(detector: Detector) -> None:
+    assert play(detector, [healthy(step) for step in range(120)]) == []
+
+
+@pytest.mark.parametrize("detector", default_alarms(), ids=lambda d: d.name)
+def test_a_flat_run_raises_nothing(detector: Detector) -> None:
+    assert play(detector, changed(99, lambda k, m: None)) == []
+
+
+def echo(k: int, m: dict[str, float]) -> None:
+    m["reward_std"] *= 0.8**k
+    m["sibling_overlap"] = 1 - 0.8**k
+    m["surprisal"] *= 0.8**k
+
+
+def test_the_echo_trap_is_seen_while_the_reward_still_stands() -> None:
+    """Spread .49 falling by a fifth a step. Its average (weight .3) is below half of .49 at the sixth step,
+    and the verdict must hold three times: the alarm comes 8 steps after the start, give or take one."""
+    (alarm,) = play(EchoTrap(), changed(30, echo))
+    assert 36 <= alarm.step <= 40
+    assert alarm.evidence["reward_std"] < 0.5 * alarm.evidence["reward_std_peak"]
+    assert "rl.learning_rate" in alarm.advice
+    assert "Advice" in alarm.sentence()
+
+
+def test_a_spread_that_falls_with_varied_siblings_is_no_echo() -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        m["reward_std"] *= 0.8**k
+
+    assert play(EchoTrap(), changed(30, spoil)) == []
+
+
+def test_the_same_fall_is_no_echo_while_the_reward_rises() -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        echo(k, m)
+        m["reward"] += 0.02 * k
+        m["success"] = min(0.89, m["success"] + 0.02 * k)
+
+    assert play(EchoTrap(), changed(30, spoil, steps=50)) == []
+
+
+def test_solved_groups_are_no_observation() -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        echo(k, m)
+        m["open_groups"] = 0.0
+
+    assert play(EchoTrap(), changed(30, spoil)) == []
+
+
+def test_a_gradient_spike_is_added_to_the_evidence() -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        echo(k, m)
+        m["grad_norm"] = 55.0 if k == 7 else 0.5
+
+    run = changed(30, spoil)
+    (alarm,) = play(EchoTrap(), run)
+    assert ("grad_norm" in alarm.evidence) == (run[alarm.step - 1]["grad_norm"] == 55.0)
+
+
+def test_entropy_collapse() -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        m["surprisal"] *= 0.6**k
+
+    (alarm,) = play(EntropyCollapse(), changed(20, spoil))
+    assert alarm.evidence["surprisal"] < 0.05
+
+
+def test_template_collapse_needs_entropy_that_stays() -> None:
+    def agnostic(k: int, m: dict[str, float]) -> None:
+        m["prompt_information"] = m["prompt_retrieval"] = 0.4 * 0.8**k
+
+    def silent(k: int, m: dict[str, float]) -> None:
+        agnostic(k, m)
+        m["surprisal"] *= 0.6**k
+
+    (alarm,) = play(TemplateCollapse(), changed(25, agnostic))
+    assert alarm.evidence["prompt_information"] < 0.2
+    assert play(TemplateCollapse(), changed(25, silent)) == []
+
+
+def test_template_collapse_takes_ids_where_nothing_was_cross_scored() -> None:
+    def agnostic(k: int, m: dict[str, float]) -> None:
+        m["prompt_retrieval"] = 0.02
+
+    run = changed(25, agnostic)
+    for metrics in run:
+        metrics["prompt_information"] = float("nan")
+    (alarm,) = play(TemplateCollapse(), run)
+    assert "prompt_retrieval" in alarm.evidence
+
+
+def test_one_spike_is_no_alarm_and_two_are() -> None:
+    def once(k: int, m: dict[str, float]) -> None:
+        m["grad_norm"] = 40.0 if k == 0 else 0.5
+
+    def twice(k: int, m: dict[str, float]) -> None:
+        m["grad_norm"] = 40.0 if k in (0, 3) else 0.5
+
+    def below_the_clip(k: int, m: dict[str, float]) -> None:
+        m["grad_norm"] = 0.9 if k in (0, 3) else 0.01
+
+    assert play(GradientSpike(), changed(25, once)) == []
+    (alarm,) = play(GradientSpike(), changed(25, twice))
+    assert alarm.step == 29  # the step numbered from 1 at which the second spike is seen
+    assert alarm.evidence == {"grad_norm": 40.0, "median": 0.5, "spikes_of_last_5": 2.0}
+    assert play(GradientSpike(), changed(5, below_the_clip)) == []
+
+
+def test_steps_without_an_update_do_not_lower_the_median() -> None:
+    def dead(k: int, m: dict[str, float]) -> None:
+        m["updated"], m["grad_norm"] = (0.0, 0.0) if k % 3 else (1.0, 1.5)
+
+    assert play(GradientSpike(), changed(0, dead)) == []
+
+
+def test_length_that_earns_nothing() -> None:
+    def longer(k: int, m: dict[str, float]) -> None:
+        m["response_length"] = 20.0 + 4 * k
+
+    def worth_it(k: int, m: dict[str, float]) -> None:
+        longer(k, m)
+        m["reward"] += 0.01 * k
+        m["success"] += 0.01 * k
+
+    def cut(k: int, m: dict[str, float]) -> None:
+        m["truncated"] = 0.5
+
+    (alarm,) = play(LengthExplosion(), changed(20, longer, steps=40))
+    assert alarm.evidence["response_length"] > 40
+    assert play(LengthExplosion(), changed(20, worth_it, steps=40)) == []
+    (alarm,) = play(LengthExplosion(), changed(20, cut))
+    assert alarm.evidence["truncated"] > 0.3
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [3, 29, 36, 45])
+def test_a_monitor_goes_on_from_its_saved_state(cut: int) -> None:
+    """Through JSON, at any step: the rest of the run raises what it would have raised."""
+
+    def all_at_once(k: int, m: dict[str, float]) -> None:
+        echo(k, m)
+        m["grad_norm"] = 40.0 if k % 4 == 0 else 0.5
+        m["response_length"] = 20.0 + 4 * k
+
+    run = changed(30, all_at_once)
+    whole, first, second = Monitor(), Monitor(), Monitor()
+    wanted = [a.plain() for k, m in enumerate(run) for a in whole.see(k, m)]
+    got = [a.plain() for k, m in enumerate(run[:cut]) for a in first.see(k, m)]
+    second.load(json.loads(json.dumps(first.state())))
+    got += [a.plain() for k, m in enumerate(run[cut:], start=cut) for a in second.see(k, m)]
+    assert got == wanted
+    assert {a["name"] for a in wanted} >= {"echo_trap", "gradient_spike", "length_explosion"}
+
+
+def test_an_alarm_is_raised_again_only_after_it_was_clear() -> None:
+    def twice(k: int, m: dict[str, float]) -> None:
+        m["surprisal"] = 0.001 if k < 20 or k >= 30 else 0.9
+
+    alarms = play(EntropyCollapse(), changed(10, twice, steps=80))
+    assert len(alarms) == 2
+
+
+numbers = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.just(0.0))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(healthy(0))), numbers), max_size=30))
+def test_any_numbers_leave_a_state_that_can_be_saved(run: list[dict[str, Any]]) -> None:
+    """Missing, NaN and infinite metrics happen (no open group, an overflow); nothing may break on them."""
+    monitor = Monitor()
+    for step, metrics in enumerate(run):
+        complete = {"response_length": 1.0, "truncated": 0.0, **metrics}
+        monitor.see(step, complete)
+    json.dumps(monitor.state())
+
+
+def test_a_moving_average_and_its_peak() -> None:
+    """Weight .5: 1, (1+3)/2 = 2, (2+0)/2 = 1. The first two cannot be a peak (settle 3), so the peak is 1."""
+    s = Smoothed(weight=0.5, settle=3)
+    for value in (1.0, 3.0, float("nan"), 0.0):
+        s.add(value)
+    assert (s.value, s.peak, s.count) == (1.0, 1.0, 3)
+    s.add(0.0)
+    assert s.of_peak == 0.5
+    assert s.rise == 0.5 - 1.0
+
+
+# -- remedies ----------------------------------------------------------------------------------------------
+
+
+def test_changes() -> None:
+    assert Change("a", "times", 0.5).applied(4.0) == 2.0
+    assert Change("a", "at_least", 0.28).applied(0.2) == 0.28
+    assert Change("a", "at_least", 0.28).applied(0.3) == 0.3
+    assert Change("a", "at_most", 0.0).applied(0.3) == 0.0
+    assert Change("a", "set", 0.0).applied(None) == 0.0
+    with pytest.raises(ValueError, match="no value to scale"):
+        Change("a", "times", 0.5).applied(None)
