@@ -80,7 +80,7 @@ def test_train_completion_covers_everything_after_the_prompt() -> None:
 
     assert trained("assistant") == "d<|im_end|>f<|im_end|>"
     assert trained("last_turn") == "f<|im_end|>"
-    tool = "\n<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\n"
+    tool = "\n<|im_start|>user\n<tool_response>\ne\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert trained("completion") == f"d<|im_end|>{tool}f<|im_end|>"
     assert trained("full").startswith("user\na<|im_end|>")
     with pytest.raises(DataError, match='use train="assistant"'):
