@@ -118,7 +118,11 @@ def test_a_wrong_setting_is_refused_before_a_model_is_loaded(
     [
         ("", ["holds no rows", "one JSON object per line"]),
         (None, ["cannot be read"]),
-        ('{"messages": [{"role": "user", "content": "?"}]}\n{"mesages": 1}\n', ["line 2", '"messages"']),
+        (
+            '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n'
+            '{"mesages": 1}\n',
+            ["line 2, field messages: is missing (is it 'mesages'?)"],
+        ),
         (
             '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n',
             ["has 1 conversations, sft.validation holds back 16; try sft.validation = 0"],

@@ -110,6 +110,25 @@ class Tally:
         return f"{self.rows:,} row{'s' * (self.rows != 1)}: {', '.join(parts)}"
 
 
+def limit_tokens(
+    samples: Sequence[TrainingSample], max_tokens: int, overlong: Literal["cut", "drop"]
+) -> list[Fitted] | Dropped:
+    """The samples of one row within `max_tokens` each: cut at their end, or the row is dropped."""
+    longest = max(len(s.token_ids) for s in samples)
+    key = samples[0].trajectory_id
+    if longest > max_tokens and overlong == "drop":
+        return Dropped(f"over max_tokens={max_tokens}", key, longest)
+    if longest > max_tokens and any(s.images for s in samples):
+        return Dropped(f"over max_tokens={max_tokens}, with images", key, longest)
+    fitted = []
+    for sample in samples:
+        lost = max(len(sample.token_ids) - max_tokens, 0)
+        if any(sample.mask[:max_tokens]):
+            short = sample if not lost else _taken(sample, range(max_tokens))
+            fitted.append(Fitted(short, completion_lost=lost))
+    return fitted or Dropped(f"nothing to learn within max_tokens={max_tokens}", key, longest)
+
+
 def cut_to_budget(
     sample: TrainingSample, prompt_length: int, budget: Budget, frame: Callable[[], tuple[int, int] | None]
 ) -> Fitted | Dropped:

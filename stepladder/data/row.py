@@ -10,6 +10,7 @@ from typing import Any
 
 from stepladder.data.files import loads, refuse
 from stepladder.data.messages import dialogue, is_dialogue, is_messages, messages_from, tools_from
+from stepladder.errors import nearest
 from stepladder.types import Message, Role, Tool
 
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -36,7 +37,9 @@ class Row:
         found = self.find(*names)
         if found is None:
             name = next((n for n in names if n in self.values), names[0])
-            refuse(self.field(name), "is missing" if name not in self.values else "must not be null", None)
+            missing = f"is missing{nearest(name, map(str, self.values)).replace(' Did you mean', ' (is it')}"
+            missing = missing.replace("?", "?)")
+            refuse(self.field(name), "must not be null" if name in self.values else missing, None)
         return found
 
     def field(self, name: str) -> str:

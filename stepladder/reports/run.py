@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,21 @@ from stepladder.errors import DataError
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 RECIPE = "recipe.toml"
+DATA = "data.json"
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What a report is made from: the lines of the run's two logs, and where they were."""
+    """What a report is made from: the lines of the run's two logs, and what each rung was trained on."""
 
     path: Path
     metrics: tuple[Record, ...]
     evaluations: tuple[Record, ...]
     recipe: str
     environment: Record
+    data: dict[str, Record] = field(default_factory=dict)
 
 
 def read_run(path: Path) -> RunData:
@@ -32,13 +34,14 @@ def read_run(path: Path) -> RunData:
     path = Path(path)
     if not (path / RECIPE).is_file():
         raise DataError(f"{path} is no run folder: it holds no {RECIPE}; name the folder a run printed.")
-    environment = path / "environment.json"
+    environment, data = path / "environment.json", path / DATA
     return RunData(
         path=path,
         metrics=tuple(read_jsonl(path / METRICS)),
         evaluations=tuple(read_jsonl(path / EVALUATIONS)),
         recipe=(path / RECIPE).read_text(encoding="utf-8"),
         environment=json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else {},
+        data=json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {},
     )
 
 

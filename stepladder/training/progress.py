@@ -103,6 +103,11 @@ class Display:
             highlight=False,
         )
 
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False)
+
     def status(self, text: str) -> None:
         """A passing remark."""
         if self._bar is not None and self._task is not None:
