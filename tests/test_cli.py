@@ -121,7 +121,7 @@ def test_a_wrong_setting_is_refused_before_a_model_is_loaded(
         (
             '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n'
             '{"mesages": 1}\n',
-            ["line 2, field messages: is missing (is it 'mesages'?)"],
+            ["line 2, field messages: is missing; got the columns mesages. Did you mean 'mesages'?"],
         ),
         (
             '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n',

@@ -13,9 +13,7 @@ class SftSection(Section):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
 
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
-    data: str | None = Field(
-        None, description="a file, folder or glob of rows; docs/data.md lists the formats"
-    )
+    data: str | None = Field(None, description="rows: a file, folder or glob; docs/data.md lists formats")
     train: Literal["assistant", "completion", "last_turn", "full"] = Field(
         "assistant",
         description="what is imitated: every assistant turn (after the prompt, where rows have one), all "
@@ -49,7 +47,5 @@ class SftSection(Section):
                 f"demonstrations={self.demonstrations}. Try demonstrations=32"
             )
         if self.overlong == "cut" and self.max_tokens is None:
-            raise ValueError(
-                'sft.overlong="cut" cuts nothing without a limit; set sft.max_tokens = 1024, say'
-            )
+            raise ValueError('sft.overlong="cut" cuts nothing without a limit; try sft.max_tokens = 1024')
         return self
