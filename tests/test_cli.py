@@ -125,7 +125,7 @@ def test_a_wrong_setting_is_refused_before_a_model_is_loaded(
         ),
         (
             '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n',
-            ["has 1 conversations, sft.validation holds back 16; try sft.validation = 0"],
+            ["has 1 conversation, sft.validation holds back 16; try sft.validation = 0"],
         ),
     ],
 )

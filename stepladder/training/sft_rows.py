@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepladder.data.datasets import convert, read_dataset
+from stepladder.data.formats import noun
 from stepladder.data.records import Demonstration, Text
 from stepladder.data.split import fingerprint_of, split_by_content
 from stepladder.errors import ConfigError, DataError
@@ -45,10 +46,10 @@ def file_rows(settings: SftSection, seed: int) -> SftRows:
         )
     if len(dataset) <= settings.validation:
         raise DataError(
-            f"{settings.data} has {len(dataset)} conversations, sft.validation holds back "
-            f"{settings.validation}; try sft.validation = {len(dataset) // 5}"
+            f"{settings.data} has {len(dataset)} {noun(dataset.kind, len(dataset))}, sft.validation holds "
+            f"back {settings.validation}; try sft.validation = {len(dataset) // 5}"
         )
     train, held = split_by_content(dataset.records, settings.validation, seed)
     repeated = len(dataset) - len(train) - len(held)
-    again = f"; {repeated:,} repeated rows left out" if repeated else ""
+    again = f"; {repeated:,} repeated row{'s' * (repeated > 1)} left out" if repeated else ""
     return SftRows(train, held, f"{dataset.description}{again}")
