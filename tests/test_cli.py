@@ -118,10 +118,14 @@ def test_a_wrong_setting_is_refused_before_a_model_is_loaded(
     [
         ("", ["holds no rows", "one JSON object per line"]),
         (None, ["cannot be read"]),
-        ('{"messages": [{"role": "user", "content": "?"}]}\n{"mesages": 1}\n', ["line 2", '"messages"']),
+        (
+            '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n'
+            '{"mesages": 1}\n',
+            ["line 2, field messages: is missing; got the columns mesages. Did you mean 'mesages'?"],
+        ),
         (
             '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n',
-            ["has 1 conversations, sft.validation holds back 16; try sft.validation = 0"],
+            ["has 1 conversation, sft.validation holds back 16; try sft.validation = 0"],
         ),
     ],
 )

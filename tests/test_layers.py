@@ -126,7 +126,8 @@ def test_environments_know_no_tokens() -> None:
 
 def test_optional_packages_are_imported_late() -> None:
     """Extras may be missing; nothing of them is imported with a module."""
-    extras = ("httpx", "gguf", "wandb", "trackio", "tensorboard", "peft", "vllm", "ray", "datasets")
+    trackers = ("wandb", "trackio", "tensorboard")
+    extras = ("httpx", "gguf", *trackers, "peft", "vllm", "ray", "datasets", "pyarrow")
     assert not [use for part in LEVELS for extra in extras for use in uses(part, extra, late=False)]
 
 

@@ -137,9 +137,9 @@ def _read(format: Format, row: Row, also: Sequence[Format]) -> Record:
         if format.fits(row.values):
             raise
         fits = next((f for f in FORMATS if f.fits(row.values)), None)
-        hint = f" (this row alone would be a {noun(fits.kind, 1)})" if fits is not None else ""
+        hint = f"; this row alone would be a {noun(fits.kind, 1)}" if fits is not None else ""
         raise DataError(
-            f"{problem}; most rows are {noun(format.kind)}, such as {format.example}{hint}"
+            f"{problem} (most rows are {noun(format.kind)}, such as {format.example}{hint})"
         ) from problem
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepladder.data.files import loads, refuse
 from stepladder.data.messages import dialogue, is_dialogue, is_messages, messages_from, tools_from
+from stepladder.errors import DataError, nearest
 from stepladder.types import Message, Role, Tool
 
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -36,7 +37,11 @@ class Row:
         found = self.find(*names)
         if found is None:
             name = next((n for n in names if n in self.values), names[0])
-            refuse(self.field(name), "is missing" if name not in self.values else "must not be null", None)
+            if name in self.values:
+                refuse(self.field(name), "must not be null", None)
+            hint = nearest(name, map(str, self.values))
+            columns = ", ".join(map(str, self.values))
+            raise DataError(f"{self.field(name)}: is missing; got the columns {columns}.{hint}")
         return found
 
     def field(self, name: str) -> str:

@@ -49,7 +49,10 @@ def split_key(record: Record) -> str:
 
 def dedupe(records: Sequence[R]) -> list[R]:
     """The records without repetitions, the first of equal ones kept; `len` tells how many went."""
-    return list({content_key(r): r for r in reversed(records)}.values())[::-1]
+    first: dict[str, R] = {}
+    for record in records:
+        first.setdefault(content_key(record), record)
+    return list(first.values())
 
 
 def split_by_content(records: Sequence[R], held_out: int | float, seed: int) -> tuple[list[R], list[R]]:

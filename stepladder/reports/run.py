@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 RECIPE = "recipe.toml"
+DATA = "data.json"
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What a report is made from: the lines of the run's logs, and where they were."""
+    """What a report is made from: the lines of the run's logs, and what each rung was trained on."""
 
     path: Path
     metrics: tuple[Record, ...]
@@ -27,6 +28,7 @@ class RunData:
     recipe: str
     environment: Record
     alarms: tuple[Record, ...] = ()
+    data: dict[str, Record] = field(default_factory=dict)
 
 
 def read_run(path: Path) -> RunData:
@@ -34,7 +36,7 @@ def read_run(path: Path) -> RunData:
     path = Path(path)
     if not (path / RECIPE).is_file():
         raise DataError(f"{path} is no run folder: it holds no {RECIPE}; name the folder a run printed.")
-    environment = path / "environment.json"
+    environment, data = path / "environment.json", path / DATA
     return RunData(
         path=path,
         metrics=tuple(read_jsonl(path / METRICS)),
@@ -42,6 +44,7 @@ def read_run(path: Path) -> RunData:
         alarms=tuple(read_jsonl(path / ALARMS)),
         recipe=(path / RECIPE).read_text(encoding="utf-8"),
         environment=json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else {},
+        data=json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {},
     )
 
 

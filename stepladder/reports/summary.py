@@ -44,6 +44,9 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
             blocks.append(_trajectory(f"{when} ({row.label}), task {task_id(example)}", example))
     if alarms := alarm_text(run):
         blocks.append(printable(alarms))
+    if run.data:
+        lines = [printable(f"{rung}: {facts.get('text', '')}") for rung, facts in run.data.items()]
+        blocks.append("\n".join(["Data", *(textwrap.fill(line, WIDTH) for line in lines)]))
     if trained := _trained(run):
         blocks.append(trained)
     blocks.append(f"Report: {report or run.path / 'report.html'}")

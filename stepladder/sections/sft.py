@@ -13,17 +13,22 @@ class SftSection(Section):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
 
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
-    data: str | None = Field(None, description="a JSONL file of conversations")
-    train: Literal["assistant", "last_turn", "full"] = Field(
+    data: str | None = Field(None, description="rows: a file, folder or glob; docs/data.md lists formats")
+    train: Literal["assistant", "completion", "last_turn", "full"] = Field(
         "assistant",
-        description="what is imitated: every assistant turn, the last one only, or every token of the "
-        "conversation",
+        description="what is imitated: every assistant turn (after the prompt, where rows have one), all "
+        "that follows the prompt, the last assistant turn only, or every token",
+    )
+    max_tokens: int | None = Field(None, ge=2, description="of a sample; see overlong. Without it, no limit")
+    overlong: Literal["drop", "cut"] = Field(
+        "drop",
+        description="rows over max_tokens: left out, or cut at their end (texts: split); counted either way",
     )
     epochs: int = Field(10, ge=1, description="at most; early stop comes first")
     batch_size: int = Field(8, ge=1, description="samples per optimiser step")
     learning_rate: float = Field(3e-5, gt=0, description="of AdamW, constant after the warm-up")
     warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
-    validation: int = Field(16, ge=0, description="demonstrations held out; 0: no early stop")
+    validation: int = Field(16, ge=0, description="rows held out, chosen by their content; 0: no early stop")
     patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
         0.005, ge=0, description="a validation loss is better when it is lower by this many nats a token"
@@ -41,4 +46,6 @@ class SftSection(Section):
                 f"give either sft.data or sft.demonstrations; got data={self.data!r} and "
                 f"demonstrations={self.demonstrations}. Try demonstrations=32"
             )
+        if self.overlong == "cut" and self.max_tokens is None:
+            raise ValueError('sft.overlong="cut" cuts nothing without a limit; try sft.max_tokens = 1024')
         return self

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from stepladder.config import Recipe
-from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
-from stepladder.errors import ConfigError, DataError
+from stepladder.errors import ConfigError
 from stepladder.evaluation import require_tasks
-from stepladder.sections.sft import SftSection
+from stepladder.training.sft_rows import file_rows
 
 
 def check_world(recipe: Recipe, world: CheckedWorld) -> None:
@@ -31,15 +30,6 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
 
 
 def check_data(recipe: Recipe) -> None:
-    """Raise DataError for a training file that is not there, or too small."""
+    """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
     if recipe.sft is not None and recipe.sft.data is not None:
-        _check_demonstrations(recipe.sft, recipe.sft.data)
-
-
-def _check_demonstrations(settings: SftSection, path: str) -> None:
-    rows = len(read_dataset(path, "demonstration"))
-    if rows <= settings.validation:
-        raise DataError(
-            f"{path} has {rows} conversations, sft.validation holds back {settings.validation}; "
-            f"try sft.validation = {rows // 5}"
-        )
+        file_rows(recipe.sft, recipe.run.seed)

@@ -1,57 +1,114 @@
-"""Conversations to imitate, as training samples: from a file, or made by the environment."""
+"""What supervised fine-tuning learns from: rows of a file, or conversations that the environment makes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from stepladder.data.datasets import read_dataset
+from stepladder.data.budget import Dropped, Fitted, Tally, limit_tokens
+from stepladder.data.records import Demonstration, Text
+from stepladder.data.samples import text_samples
+from stepladder.errors import DataError
 from stepladder.sections.sft import SftSection
 from stepladder.training.setup import Workbench
+from stepladder.training.sft_rows import Row, SftRows, file_rows
 from stepladder.types import Message, Tool, TrainingSample
 
-Conversation = tuple[Sequence[Message], Sequence[Tool]]
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """The samples of the rows; those of training row i have the trajectory id demo-i."""
+
+    rows: SftRows
+    train: list[TrainingSample]
+    held: list[TrainingSample]
+    tally: Tally
+
+    @property
+    def text(self) -> str:
+        """One line: where the rows are from, and what became of them."""
+        return f"{self.rows.description}; {self.tally.text}"
+
+    def facts(self) -> dict[str, Any]:
+        """For the run folder."""
+        return {"text": self.text, "fingerprint": self.rows.fingerprint}
 
 
-def sft_samples(
-    bench: Workbench, settings: SftSection, *, seed: int
-) -> tuple[list[TrainingSample], list[TrainingSample]]:
-    """(training, validation) samples; the two hold no conversation in common."""
-    train, held = sft_conversations(bench, settings, seed=seed)
-    return rendered(bench, settings, train, "demo"), rendered(bench, settings, held, "held")
+def sft_data(bench: Workbench, settings: SftSection, *, seed: int) -> SftData:
+    """The samples of SFT. Raises `DataError` when `sft.max_tokens` leaves nothing on either side."""
+    rows = file_rows(settings, seed) if settings.data is not None else _made(bench, settings, seed)
+    tally = Tally()
+    train = _rendered(bench, settings, rows.train, "demo", tally)
+    held = _rendered(bench, settings, rows.held, "held", tally)
+    if not train or (rows.held and not held):
+        side = "validate on" if train else "train on"
+        raise DataError(
+            f"nothing is left to {side}: {tally.text}; raise sft.max_tokens={settings.max_tokens}"
+        )
+    return SftData(rows, train, held, tally)
 
 
-def sft_conversations(
-    bench: Workbench, settings: SftSection, *, seed: int
-) -> tuple[list[Conversation], list[Conversation]]:
-    """(training, validation) conversations with their tools.
-
-    That the world makes demonstrations and the file has enough of them, `check_world` has seen to.
-    """
-    if settings.data is not None:
-        records = read_dataset(settings.data, "demonstration").records
-        rows: list[Conversation] = [(r.messages, r.tools) for r in records]
-        cut = len(rows) - settings.validation
-        return rows[:cut], rows[cut:]
+def _made(bench: Workbench, settings: SftSection, seed: int) -> SftRows:
+    """That the world makes demonstrations `check_world` has seen to."""
     make = bench.world.demonstrations
     tools = opening_tools(bench)
     train = make(settings.demonstrations, seed)
     shown = {_key(c) for c in train}
     # The held-out ones come from the same families; a conversation that is in both is left out.
     held = [c for c in make(settings.validation, seed + 1) if _key(c) not in shown]
-    return [(c, tools) for c in train], [(c, tools) for c in held]
+    rows = [[Demonstration(tuple(c), tools) for c in part] for part in (train, held)]
+    count = len(train) + len(held)
+    return SftRows([*rows[0]], [*rows[1]], f"{count:,} demonstrations of the environment")
 
 
-def rendered(
-    bench: Workbench, settings: SftSection, rows: Sequence[Conversation], name: str
+def _rendered(
+    bench: Workbench, settings: SftSection, rows: Sequence[Row], name: str, tally: Tally
 ) -> list[TrainingSample]:
-    """The samples of conversations; those of row i have the trajectory id NAME-i."""
     samples: list[TrainingSample] = []
-    for i, (messages, tools) in enumerate(rows):
-        key = f"{name}-{i}"
-        samples += bench.renderer.demonstration(
-            messages, tools, trajectory_id=key, group_id=key, train=settings.train
-        )
+    for i, row in enumerate(rows):
+        fitted = _row_samples(bench, settings, row, f"{name}-{i}", tally)
+        if isinstance(fitted, Dropped):
+            tally.drop(fitted)
+        else:
+            samples += fitted
     return samples
+
+
+def _row_samples(
+    bench: Workbench, settings: SftSection, row: Row, key: str, tally: Tally
+) -> Sequence[TrainingSample] | Dropped:
+    limit = settings.max_tokens
+    if isinstance(row, Text):
+        whole = text_samples(bench.renderer, row.text, trajectory_id=key, group_id=key)
+        if limit is None or len(whole[0].token_ids) <= limit:
+            tally.kept += 1
+            return whole
+        if settings.overlong == "drop":
+            return Dropped(f"over max_tokens={limit}", key, len(whole[0].token_ids))
+        return text_samples(
+            bench.renderer, row.text, trajectory_id=key, group_id=key, max_tokens=limit, tally=tally
+        )
+    try:
+        samples = bench.renderer.demonstration(
+            row.messages,
+            row.tools,
+            trajectory_id=key,
+            group_id=key,
+            train=settings.train,
+            answers_from=row.answers_from,
+        )
+    except DataError as problem:  # which of a thousand rows?
+        begins = row.messages[0].text[:60]
+        raise type(problem)(f"the conversation that begins {begins!r}: {problem}") from problem
+    fitted = [Fitted(sample) for sample in samples]
+    if limit is not None:
+        cut = limit_tokens(samples, limit, settings.overlong)
+        if isinstance(cut, Dropped):
+            return cut
+        fitted = cut
+    tally.keep(fitted)
+    return [f.sample for f in fitted]
 
 
 def opening_tools(bench: Workbench) -> tuple[Tool, ...]:

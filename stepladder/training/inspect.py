@@ -11,9 +11,10 @@ from rich.text import Text
 from torch import Tensor
 
 from stepladder.config import Recipe
+from stepladder.data.records import Demonstration
 from stepladder.rollout import rollout
 from stepladder.training.credit import make_batch
-from stepladder.training.demonstrations import rendered, sft_conversations
+from stepladder.training.demonstrations import sft_data
 from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.rl_rung import own_advantage
@@ -42,11 +43,12 @@ def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = No
             Text("   ").join(Text(what, style) for what, style in LEGEND),
         )
         if recipe.sft is not None:
-            rows, held_rows = sft_conversations(bench, recipe.sft, seed=recipe.run.seed)
-            train, held = (rendered(bench, recipe.sft, r, "demo") for r in (rows, held_rows))
-            console.rule(f"sft: {len(train)} samples to train on, {len(held)} held out")
-            for sample in train[:samples]:
-                messages, _ = rows[int(sample.trajectory_id.removeprefix("demo-"))]
+            data = sft_data(bench, recipe.sft, seed=recipe.run.seed)
+            console.rule(f"sft: {len(data.train)} samples to train on, {len(data.held)} held out")
+            console.print(data.text, highlight=False, markup=False)
+            for sample in data.train[:samples]:
+                row = data.rows.train[int(sample.trajectory_id.removeprefix("demo-"))]
+                messages = row.messages if isinstance(row, Demonstration) else ()
                 turns = sum(m.role == "assistant" for m in messages)
                 text = coloured(bench, sample, 1.0, messages, turns=turns)
                 _show(console, sample, text, sample.trajectory_id)

@@ -110,6 +110,11 @@ class Display:
         done = "".join(f"\n  rl.{key}: {before} -> {after}" for key, (before, after) in changed.items())
         self.console.print(f"ALARM {sentence}{done}", style="yellow", markup=False, highlight=False)
 
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False)
+
     def status(self, text: str) -> None:
         """A passing remark."""
         if self._bar is not None and self._task is not None:

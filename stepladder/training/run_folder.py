@@ -2,6 +2,7 @@
 
     recipe.toml          the recipe with every default written out
     environment.json     versions, machine, git commit
+    data.json            what each rung was trained on: a line for people, and a fingerprint
     metrics.jsonl        one line per step
     evaluations.jsonl    one line per evaluation
     alarms.jsonl         one line per alarm, where there was one
@@ -31,7 +32,7 @@ from filelock import FileLock, Timeout
 
 from stepladder.errors import CheckpointError, ConfigError
 from stepladder.policies.atomic import write_file
-from stepladder.reports.run import ALARMS, EVALUATIONS, METRICS, RECIPE, read_jsonl
+from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
 from stepladder.training.records import encode_line, to_json, trajectory_to_dict
 from stepladder.training.toml import to_toml
@@ -135,6 +136,20 @@ class RunFolder:
     def log_alarm(self, record: Mapping[str, Any]) -> None:
         """Append one line to alarms.jsonl."""
         self._append(ALARMS, [record])
+
+    def log_data(self, rung: str, facts: Mapping[str, Any]) -> None:
+        """Note in data.json what a rung is trained on; `facts` hold a "text" and a "fingerprint".
+
+        Raises CheckpointError when the run was begun on other data.
+        """
+        path = self.path / DATA
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if known.get(rung, facts)["fingerprint"] != facts["fingerprint"]:
+            raise CheckpointError(
+                f"the data of the rung {rung!r} changed since {self.path} was begun: it was "
+                f"{known[rung]['text']!r} and is {facts['text']!r}; put the old data back, or start a new run"
+            )
+        write_file(path, json.dumps(to_json(known | {rung: dict(facts)}), indent=2) + "\n")
 
     def log_trajectories(
         self,

@@ -15,7 +15,7 @@ from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.sections.sft import SftSection
-from stepladder.training.demonstrations import sft_samples
+from stepladder.training.demonstrations import sft_data
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.rung import Run, Rung
 from stepladder.training.step import sft_update, validation_loss
@@ -149,15 +149,17 @@ class SftRung(Rung):
         run, settings = self.run, self.run.recipe.sft
         assert settings is not None
         seed = run.recipe.run.seed
-        samples, validation = sft_samples(run.bench, settings, seed=seed)
+        data = sft_data(run.bench, settings, seed=seed)
+        run.folder.log_data(self.name, data.facts())
+        run.display.note(f"{self.name}: {data.text}")
         with self.training(run.bench.policy.model, settings.max_grad_norm) as optimizer:
-            per_epoch = math.ceil(len(samples) / settings.batch_size)
+            per_epoch = math.ceil(len(data.train) / settings.batch_size)
             run.display.start("sft", settings.epochs * per_epoch, self.step)
             run_sft(
                 run.bench.policy,
                 optimizer,
-                samples,
-                validation,
+                data.train,
+                data.held,
                 settings,
                 self.progress,
                 seed=seed,
