@@ -21,12 +21,11 @@ import torch
 from stepladder.engines.request import Stats
 from stepladder.engines.vllm_control import Control
 from stepladder.engines.vllm_flight import Flights
-from stepladder.engines.vllm_handshake import Handshake
+from stepladder.engines.vllm_handshake import Handshake, Scores
 from stepladder.engines.vllm_wire import Draw, completion, prompt_logprobs, scoring
-from stepladder.errors import ConfigError, EngineError
+from stepladder.errors import ConfigError, EngineError, InvariantError
 from stepladder.types import Generation, Sampling, Versions
 
-_PROBE = 48  # tokens that the fingerprint is taken on
 _CONTINUED = 0x9E3779B97F4A7C15  # spreads the seeds of the parts of a generation that a sync cut
 
 
@@ -42,12 +41,14 @@ class VllmEngine:
             into a copy.
         vocabulary: ids below it may be sent and are accepted.
         max_context: longest prompt + generation in tokens.
-        dtype: what the server computes in, for comparisons; it is measured, see `handshake`.
+        scores: `scores(ids, temperature)` are the policy's own log p of ids[1:], what the server's are held
+            against: at the start, and after each sync.
+        dtype: what the server computes in; decides how near the two must be.
         deadline: seconds without a word from the server before a request is given up.
         folder: where weights are written for the server; by default a temporary folder of this machine.
 
     Raises:
-        EngineError: the server does not speak ids and processed log-probabilities.
+        EngineError: the server does not sample from the policy, or does not say so truly (`Handshake`).
     """
 
     in_process = False
@@ -58,6 +59,7 @@ class VllmEngine:
         control: Control,
         *,
         export: Callable[[Path], object],
+        scores: Scores,
         vocabulary: int,
         max_context: int,
         dtype: torch.dtype,
@@ -66,8 +68,12 @@ class VllmEngine:
     ) -> None:
         self.dtype, self.max_context, self.vocabulary = dtype, max_context, vocabulary
         self.control, self.version, self.deadline = control, 0, deadline
-        self.mismatch = 0.0
-        self._export = export
+        self._export, self._scores = export, scores
+        shake = Handshake(control, vocabulary, max_context, dtype)
+        self.mismatch = shake.run(scores)
+        self._probe = shake.ids
+        # Kernels differ by about as much as at the start; weights that did not arrive differ by far more.
+        self._nearest = max(4 * self.mismatch, 1e-3 if dtype == torch.float32 else 0.05)
         self._home = Path(tempfile.mkdtemp(prefix="stepladder-weights-", dir=folder))
         self._folders: list[Path] = []
         self._flights = Flights(deadline)
@@ -80,15 +86,6 @@ class VllmEngine:
         self._check_open()
         return VllmSession(self, key)
 
-    def handshake(self, scores: Callable[[Sequence[int], float], Sequence[float]]) -> None:
-        """Prove that the server samples from the policy, and says with which log-probabilities.
-
-        `scores(ids, temperature)` are the policy's log p of ids[1:]. `mismatch` is the mean difference found
-        (nats a token). Raises EngineError with the cause: raw log-probabilities, other weights, parameters
-        that the server adds.
-        """
-        self.mismatch = Handshake(self.control, self.vocabulary, self.max_context, self.dtype).run(scores)
-
     def sync(self, version: int) -> None:
         """Load the policy's present weights into the server as `version`; blocks until they serve.
 
@@ -97,16 +94,33 @@ class VllmEngine:
 
         Raises:
             EngineError: the server did not take the weights; which ones it then holds is unknown.
+            InvariantError: it says that it took them, and its log-probabilities are not the policy's.
         """
         self._check_open()
         folder = self._home / f"weights-{version}-{len(self._folders)}"
         self._export(folder)
         with self._flights.grounded():
             self.control.reload(folder)
+            self._prove(version)
             self.version = version
         for old in self._folders:
             shutil.rmtree(old, ignore_errors=True)
         self._folders = [folder]
+
+    def canary(self) -> float:
+        """Mean |server's log-probability - policy's| on fixed tokens, nats a token."""
+        said, wanted = self.token_logprobs(self._probe), self._scores(self._probe, 1.0)
+        return sum(abs(a - b) for a, b in zip(said, wanted, strict=True)) / len(said)
+
+    def _prove(self, version: int) -> None:
+        off = self.canary()
+        if not off <= self._nearest:  # NaN is not
+            raise InvariantError(
+                f"the weight sync to version {version} did not arrive: on {len(self._probe)} fixed tokens "
+                f"the server's log-probabilities are {off:.3g} nats a token from the policy's (at the start "
+                f"{self.mismatch:.3g}, allowed {self._nearest:.3g}). The server may be unable to load new "
+                "weights into this model (shared or packed tensors)"
+            )
 
     def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """log p of `token_ids[1:]`, each given what precedes it, at temperature 1, cache unused."""
@@ -118,7 +132,7 @@ class VllmEngine:
 
         Both: on the CPU vLLM keeps most weights in packed form, outside its checksums.
         """
-        said = self.token_logprobs([(7919 * i + 1) % self.vocabulary for i in range(_PROBE)])
+        said = self.token_logprobs(self._probe)
         return hashlib.blake2b(repr((said, self.control.checksums())).encode(), digest_size=16).hexdigest()
 
     def drop_prefixes(self) -> None:

@@ -49,6 +49,8 @@ class Control:
         """Is anybody there?"""
         import httpx
 
+        if self.server is not None and not self.server.listens():
+            return False
         try:
             return bool(self._client.get("/health", timeout=5.0).status_code == 200)
         except httpx.HTTPError:
@@ -58,6 +60,7 @@ class Control:
         """The lines of a streamed completion. How long it may be silent is watched by the caller."""
         import httpx
 
+        self._require_alive()
         try:
             async with self._async_client().stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
@@ -128,11 +131,15 @@ class Control:
 
     async def close(self) -> None:
         """Close the connections, and end the server if it is ours. Idempotent."""
-        self._client.close()
         if self._loop is asyncio.get_running_loop():
             await self._streams.aclose()
+        await asyncio.to_thread(self.kill)
+
+    def kill(self) -> None:
+        """`close`, where no event loop has used the line yet."""
+        self._client.close()
         if self.server is not None:
-            await asyncio.to_thread(self.server.close)
+            self.server.close()
 
     def _async_client(self) -> Any:
         import httpx
@@ -150,6 +157,7 @@ class Control:
     def _call(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
         import httpx
 
+        self._require_alive()
         try:
             response = self._client.request(method, path, json=body, timeout=timeout or self.deadline)
         except httpx.HTTPError as error:
@@ -157,6 +165,10 @@ class Control:
         if response.status_code != 200:
             raise EngineError(_refusal(path, response))
         return response.json() if response.content else None
+
+    def _require_alive(self) -> None:
+        if self.server is not None and not self.server.alive:
+            raise EngineError(f"the vLLM server died. {self.server.last_words()}")
 
     def _lost(self, error: Exception) -> EngineError:
         """Why there is no answer, as far as it can be known."""

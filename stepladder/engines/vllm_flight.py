@@ -13,6 +13,8 @@ from stepladder.engines.vllm_control import Control
 from stepladder.engines.vllm_wire import Draw
 from stepladder.errors import ConfigError, EngineError
 
+_CLOSING = 5.0  # seconds that closing a connection may take
+
 
 class _Flight:
     """One request and the task that reads its stream."""
@@ -61,6 +63,7 @@ class Flights:
             await self._watch(flight)
         finally:
             flight.task.cancel()
+            await asyncio.wait({flight.task}, timeout=_CLOSING)  # the server sees that nobody listens
             with self._landed:
                 self._land(flight)
         return sampled_by

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -10,6 +11,10 @@ from stepladder.engines.vllm_control import Control
 from stepladder.engines.vllm_wire import Draw, completion, prompt_logprobs, scoring
 from stepladder.errors import EngineError
 from stepladder.types import Sampling
+
+Scores: TypeAlias = Callable[
+    [Sequence[int], float], Sequence[float]
+]  # (ids, temperature) -> log p of ids[1:]
 
 
 class Handshake:
@@ -23,16 +28,18 @@ class Handshake:
 
     def __init__(self, control: Control, vocabulary: int, max_context: int, dtype: torch.dtype) -> None:
         self.control, self.vocabulary = control, vocabulary
+        self.ids: list[int] = []  # what was sampled, after its prompt
         self.prompt = [(7919 * i + 11) % vocabulary for i in range(min(8, max_context // 2))]
         self.count = min(24, max_context - len(self.prompt))
         self.tolerance = 0.01 if dtype == torch.float32 else 0.25  # mean, nats a token
 
-    def run(self, scores: Callable[[Sequence[int], float], Sequence[float]]) -> float:
+    def run(self, scores: Scores) -> float:
         """The mean difference of log-probabilities at temperature 1, nats a token. Raises EngineError."""
         sampling = Sampling(self.TEMPERATURE, self.count, (), seed=1)
         draw = Draw(self.prompt, sampling, self.vocabulary)
         self.control.sample(completion(self.control.model, self.prompt, sampling), draw)
-        ids, first = [*self.prompt, *draw.ids], len(self.prompt) - 1
+        self.ids = ids = [*self.prompt, *draw.ids]
+        first = len(self.prompt) - 1
         scored = prompt_logprobs(self.control.score(scoring(self.control.model, ids)), ids)
         mismatch = _distance(scored, scores(ids, 1.0))
         if not mismatch <= self.tolerance:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,11 @@ class VllmServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def listens(self) -> bool:
+        """Does it take connections? (A server that loads its model has its socket, and refuses them.)"""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
     def wait(self, answers: Any, seconds: float) -> None:
         """Return when `answers()` is true. Raises EngineError when the server ends or `seconds` are over."""
         deadline = time.monotonic() + seconds
@@ -125,14 +131,13 @@ class VllmServer:
 
     def close(self) -> None:
         """End the server and everything it started; remove its folder. Idempotent."""
-        if self.alive:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(2 * guard.GRACE)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(2 * guard.GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
