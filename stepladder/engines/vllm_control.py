@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -37,11 +38,11 @@ class Control:
             "headers": {} if server else headers,
             "trust_env": False,
         }
-        self._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(server.socket)) if server else None,
-            timeout=deadline,
-            **self._common,
-        )
+        # No connection is used twice: one that the server closes just as it is used again loses a request.
+        self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._uds = str(server.socket) if server else None
+        transport = httpx.HTTPTransport(uds=self._uds, limits=self._limits)
+        self._client = httpx.Client(transport=transport, timeout=deadline, **self._common)
         self._streams: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -97,6 +98,12 @@ class Control:
         self._call("POST", "/collective_rpc", body, timeout=max(self.deadline, _RELOAD_SECONDS))
         self.drop_prefixes()
 
+    def reload_from(self, export: Callable[[Path], object], home: Path | None) -> None:
+        """`reload` what `export` writes, through a temporary folder in `home`: a server found running."""
+        with tempfile.TemporaryDirectory(prefix="stepladder-weights-", dir=home) as folder:
+            export(Path(folder) / "weights")
+            self.reload(Path(folder) / "weights")
+
     def drop_prefixes(self) -> None:
         """Empty the prefix cache; a request that is just ending holds it for a moment."""
         until = time.monotonic() + self.deadline
@@ -146,10 +153,7 @@ class Control:
 
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            transport = httpx.AsyncHTTPTransport(
-                uds=str(self.server.socket) if self.server else None, limits=limits
-            )
+            transport = httpx.AsyncHTTPTransport(uds=self._uds, limits=self._limits)
             self._streams = httpx.AsyncClient(transport=transport, timeout=None, **self._common)  # noqa: S113
             self._loop = loop
         return self._streams

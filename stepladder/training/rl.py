@@ -129,7 +129,7 @@ def _updates(
     reference: Policy | None,
 ) -> Metrics:
     """`updates_per_batch` optimiser steps; the first proves that the sampler was the model being trained."""
-    exact = bench.engine.dtype == torch.float32 and bench.policy.dtype == torch.float32
+    exact = bench.engine.in_process and bench.engine.dtype == bench.policy.dtype == torch.float32
     correction = settings.correction
     if correction == "auto":
         correction = "none" if exact else "token_cap"

@@ -12,7 +12,7 @@ import torch
 from stepladder.agents import Agents, policy_agents
 from stepladder.config import EvalRecipe, Recipe
 from stepladder.data.chat import Renderer
-from stepladder.engines.local import LocalEngine
+from stepladder.engines.engine import PolicyEngine
 from stepladder.environments.environment import CheckedWorld, load_world
 from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
@@ -22,6 +22,7 @@ from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
 from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
+from stepladder.training.engines import check_engine, make_engine
 from stepladder.training.loop_thread import LoopThread
 from stepladder.types import Group
 
@@ -41,7 +42,7 @@ class Workbench:
     scorer: Scorer | None
     runner: LoopThread
     engine_version: int = 0
-    _engine: LocalEngine | None = None
+    _engine: PolicyEngine | None = None
 
     @property
     def world(self) -> CheckedWorld:
@@ -51,7 +52,7 @@ class Workbench:
         return self.environment
 
     @property
-    def engine(self) -> LocalEngine:
+    def engine(self) -> PolicyEngine:
         """What samples from the policy, on its weights of the last `sync`."""
         if self._engine is None:
             self._engine = make_engine(self.recipe, self.policy)
@@ -90,6 +91,7 @@ class Workbench:
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
     set_threads(recipe.run.threads)
+    check_engine(recipe.engine)
     if recipe.run.exact:
         be_deterministic(pick_device(recipe.model.device))
     world = make_world(recipe) if recipe.environment is not None else None
@@ -111,16 +113,6 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         renderer = make_renderer(policy)
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)
-
-
-def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> LocalEngine:
-    """The engine of the recipe, on the policy's present weights."""
-    return LocalEngine(
-        policy.model,
-        max_context=recipe.rollout.max_context,
-        exact=recipe.run.exact,
-        pad_token_id=policy.tokenizer.pad_token_id or 0,
-    )
 
 
 def be_deterministic(device: str) -> None:
