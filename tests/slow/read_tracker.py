@@ -6,7 +6,9 @@ Prints JSON: metric -> its values in order.
 from __future__ import annotations
 
 import json
+import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 Values = dict[str, list[float]]
@@ -20,23 +22,41 @@ def tensorboard(folder: Path, name: str) -> Values:
 
 
 def wandb(folder: Path, name: str) -> Values:
-    """The history records of the offline file, with the package's own reader."""
+    """The history records of the offline file: the package's own messages, in the log format it writes."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(file))
     values: Values = {}
-    while (data := store.scan_data()) is not None:
+    for data in log_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         for item in record.history.item:
             key = item.key or ".".join(item.nested_key)
-            number = json.loads(item.value_json)
             if not key.startswith("_"):
-                values.setdefault(key, []).append(number)
+                values.setdefault(key, []).append(json.loads(item.value_json))
     return values
+
+
+def log_records(raw: bytes) -> Iterator[bytes]:
+    """Records of a LevelDB log: blocks of 32 KiB; each piece has a checksum, a length and a kind.
+
+    Kinds: 1 whole, 2 first, 3 middle, 4 last. The file begins with a header of 7 bytes of its own.
+    """
+    position, whole = 7, b""
+    while position + 7 <= len(raw):
+        left = 32768 - position % 32768
+        if left < 7:  # no room for a piece: the rest of the block is padding
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", raw, position + 4)
+        if kind == 0:
+            position += left
+            continue
+        whole += raw[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
 
 
 def trackio(folder: Path, name: str) -> Values:

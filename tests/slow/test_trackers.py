@@ -1,4 +1,4 @@
-"""run.track with the real packages: what metrics.jsonl holds has arrived, read back with their own readers."""
+"""run.track with the real packages: what metrics.jsonl holds has arrived, read back."""
 
 from __future__ import annotations
 
