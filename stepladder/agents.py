@@ -157,7 +157,13 @@ class EndpointAgent:
         except httpx.HTTPError as error:
             raise EngineError(f"the endpoint did not answer: {type(error).__name__}: {error}") from error
         if response.status_code != 200:
-            raise EngineError(f"the endpoint answered {response.status_code}: {response.text[:300]}")
+            hint = ""
+            if response.status_code == 400 and self.tools and "tool" in response.text:
+                hint = (
+                    ". It cannot read tool calls; a vLLM server can when it is started with "
+                    "--enable-auto-tool-choice --tool-call-parser NAME (hermes for our own tool format)"
+                )
+            raise EngineError(f"the endpoint answered {response.status_code}: {response.text[:300]}{hint}")
         try:
             choice = response.json()["choices"][0]
             message = _from_wire(choice["message"])
@@ -191,7 +197,10 @@ def endpoint_client(url: str, *, deadline: float) -> Any:
     except ImportError as error:
         raise ConfigError("evaluating an endpoint needs httpx: pip install 'stepladder[openai]'") from error
     headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
-    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=deadline, headers=headers)
+    # Servers close a connection that was idle for 5 s (uvicorn); one used again at that moment is lost. The
+    # loop bounds how many episodes are played at once, so the client need not.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=deadline, headers=headers, limits=limits)
 
 
 async def require_endpoint(client: Any, url: str) -> None:

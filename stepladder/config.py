@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
+from stepladder.sections.engine import EngineSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
     EnvironmentSection,
@@ -33,6 +34,13 @@ class EvalRecipe(Section):
     model: ModelSection = ModelSection()
     environment: EnvironmentSection
     rollout: RolloutSection = RolloutSection()
+    engine: EngineSection = EngineSection()
+
+    @model_validator(mode="after")
+    def check(self) -> EvalRecipe:
+        """What no single section can see."""
+        self.engine.check_exact(self.run.exact)
+        return self
 
 
 class Recipe(Section):
@@ -43,6 +51,7 @@ class Recipe(Section):
     model: ModelSection = ModelSection()
     environment: EnvironmentSection | None = None
     rollout: RolloutSection = RolloutSection()
+    engine: EngineSection = EngineSection()
     sft: SftSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
@@ -52,6 +61,7 @@ class Recipe(Section):
         """What no single section can see."""
         if self.sft is None and self.rl is None:
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
+        self.engine.check_exact(self.run.exact)
         if self.environment is None:
             self._refuse_missing_environment()
         if self.rl is not None and self.rl.max_staleness and self.run.exact:

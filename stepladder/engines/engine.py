@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
+import torch
+
+from stepladder.engines.request import Stats
 from stepladder.types import Generation, Sampling
 
 
@@ -54,4 +57,33 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End every session and free the engine's threads and memory."""
+        ...
+
+
+@runtime_checkable
+class PolicyEngine(Engine, Protocol):
+    """An engine on the weights of a policy in training: what the training loops ask for."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def in_process(self) -> bool:
+        """True: computes with the trainer's own modules, so that in fp32 both give the same numbers."""
+        ...
+
+    def sync(self, version: int) -> None:
+        """Take over the policy's present weights as `version`."""
+        ...
+
+    def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """log p of `token_ids[1:]` by the engine's weights, at temperature 1."""
+        ...
+
+    def weights_fingerprint(self) -> str:
+        """Changes with the weights that the engine holds."""
+        ...
+
+    def stats(self) -> Stats:
+        """Counters since the last call."""
         ...

@@ -54,6 +54,8 @@ class LocalEngine:
         ConfigError: contradictory settings, or a model that no path decodes correctly.
     """
 
+    in_process = True
+
     def __init__(
         self,
         model: Any,

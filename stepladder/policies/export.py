@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _OWN_FILES = ("config.json", "adapter_config.json")
+_HEAD = "model-head.safetensors"
 
 
 def export_model(
@@ -23,6 +25,7 @@ def export_model(
     path: Path,
     *,
     merged: bool = False,
+    untied: bool = False,
     stop_token_ids: Sequence[int] = (),
 ) -> Path:
     """Write model, tokenizer, chat template and generation config to `path`, whole or not at all.
@@ -47,6 +50,8 @@ def export_model(
         model = merged_copy.merge_and_unload()
     with atomic_directory(path) as folder:
         _save_network(model, folder)
+        if untied and model.config.get_text_config().tie_word_embeddings:
+            _untie(model, folder)
         tokenizer.save_pretrained(folder)
         _generation_config(model, tokenizer, stop_token_ids).save_pretrained(folder)
     return path
@@ -62,6 +67,22 @@ def _save_network(model: Any, folder: Path) -> None:
         model.save_pretrained(folder)
     readme = folder / "README.md"  # peft writes a model card of empty headings
     readme.unlink(missing_ok=True)
+
+
+def _untie(model: Any, folder: Path) -> None:
+    """Add the output embeddings as a file of their own, and say so in the config."""
+    from safetensors.torch import save_file
+
+    head = model.get_output_embeddings()
+    name = next(n for n, module in model.named_modules() if module is head) + ".weight"
+    save_file({name: head.weight.detach().clone().contiguous()}, folder / _HEAD, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        listed = json.loads(index.read_text())
+        listed["weight_map"][name] = _HEAD
+        index.write_text(json.dumps(listed))
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
 
 
 def _generation_config(model: Any, tokenizer: Any, stop_token_ids: Sequence[int]) -> Any:

@@ -134,6 +134,11 @@ def _print(result: Evaluation, model: str, environment: str) -> None:
         f"(counted as unsolved); {result.seconds:.0f} s",
         highlight=False,
     )
+    failed = next((t.failure for t in result.trajectories if t.failure is not None), None)
+    if failed is not None:
+        console.print(
+            f"the first failure, at the {failed.boundary}: {failed.message}", highlight=False, markup=False
+        )
 
 
 def _write(out: Path, trajectories: Sequence[Trajectory]) -> None:

@@ -254,7 +254,7 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
 def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
     """(the numbers of this step's updates, whether engine and trainer both compute in float32)."""
     settings, bench = parts.settings, parts.bench
-    exact = bench.engine.dtype == torch.float32 and bench.policy.dtype == torch.float32
+    exact = bench.engine.in_process and bench.engine.dtype == bench.policy.dtype == torch.float32
     correction: Correction
     if settings.correction == "auto":
         correction = "none" if exact and not settings.max_staleness else "token_cap"

@@ -12,7 +12,7 @@ import torch
 from stepladder.agents import Agents, policy_agents
 from stepladder.config import EvalRecipe, Recipe
 from stepladder.data.chat import Renderer
-from stepladder.engines.local import LocalEngine
+from stepladder.engines.engine import PolicyEngine
 from stepladder.environments.environment import CheckedWorld, load_world
 from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
@@ -22,6 +22,7 @@ from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rollout import Limits, Scorer
 from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
+from stepladder.training.engines import check_engine, make_engine, trains_while_playing
 from stepladder.training.loop_thread import LoopThread
 from stepladder.types import Group
 
@@ -41,7 +42,7 @@ class Workbench:
     scorer: Scorer | None
     runner: LoopThread
     engine_version: int = 0
-    _engine: LocalEngine | None = None
+    _engine: PolicyEngine | None = None
 
     @property
     def world(self) -> CheckedWorld:
@@ -51,7 +52,7 @@ class Workbench:
         return self.environment
 
     @property
-    def engine(self) -> LocalEngine:
+    def engine(self) -> PolicyEngine:
         """What samples from the policy, on its weights of the last `sync`."""
         if self._engine is None:
             self._engine = make_engine(self.recipe, self.policy)
@@ -90,6 +91,7 @@ class Workbench:
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
     set_threads(recipe.run.threads, halves=2 if trains_while_playing(recipe) else 1)
+    check_engine(recipe.engine)
     if recipe.run.exact:
         be_deterministic(pick_device(recipe.model.device))
     world = make_world(recipe) if recipe.environment is not None else None
@@ -111,17 +113,6 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
         renderer = make_renderer(policy)
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)
-
-
-def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> LocalEngine:
-    """The engine of the recipe, on the policy's present weights."""
-    return LocalEngine(
-        policy.model,
-        max_context=recipe.rollout.max_context,
-        exact=recipe.run.exact,
-        pad_token_id=policy.tokenizer.pad_token_id or 0,
-        private=trains_while_playing(recipe),
-    )
 
 
 def be_deterministic(device: str) -> None:
@@ -154,11 +145,6 @@ def limits_of(recipe: Recipe | EvalRecipe) -> Limits:
         max_observation_tokens=r.max_observation_tokens,
         concurrency=r.concurrency,
     )
-
-
-def trains_while_playing(recipe: Recipe | EvalRecipe) -> bool:
-    """Do the engine and an update compute at the same time?"""
-    return isinstance(recipe, Recipe) and recipe.rl is not None and recipe.rl.max_staleness > 0
 
 
 def set_threads(threads: int, *, halves: int = 1) -> None:

@@ -27,7 +27,8 @@ def open_tracker(kind: Kind, *, project: str, name: str, folder: Path, recipe: d
     require_tracker(kind)
     if kind == "tensorboard":
         return _TensorBoard(folder / "tensorboard")
-    return _Hosted(importlib.import_module(kind), project=project, name=name, recipe=recipe)
+    own = {"dir": str(folder)} if kind == "wandb" else {}  # its files belong to the run, not to the cwd
+    return _Hosted(importlib.import_module(kind), project=project, name=name, config=recipe, **own)
 
 
 def require_tracker(kind: Kind) -> None:
@@ -68,9 +69,9 @@ class _TensorBoard:
 class _Hosted:
     """wandb and trackio share one interface: init, log, finish."""
 
-    def __init__(self, module: Any, *, project: str, name: str, recipe: dict[str, Any]) -> None:
+    def __init__(self, module: Any, **init: Any) -> None:
         self.module = module
-        module.init(project=project, name=name, config=recipe)
+        module.init(**init)
 
     def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         # Rungs count their steps apart; the phase's own step is a column, the clock of the run is theirs.

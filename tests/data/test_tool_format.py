@@ -51,6 +51,30 @@ def test_a_wrapped_template_without_tools_is_the_original() -> None:
         assert shown(wrapped, messages) == shown(plain, messages)
 
 
+def test_text_given_as_parts_renders_as_the_same_text() -> None:
+    """vLLM turns every string into a list of parts for a template that, like ours, can read such lists."""
+    tokenizer = chatml()
+    Renderer(tokenizer)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    rows: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "And 2 + 2?"},
+    ]
+    parted = [row | {"content": [{"type": "text", "text": row["content"]}]} for row in rows]
+    for tools in (None, [ADD.to_dict()]):
+        for messages in (rows, rows[1:]):
+            one, other = (
+                tokenizer.apply_chat_template(chosen, tools=tools, tokenize=False, add_generation_prompt=True)
+                for chosen in (messages, parted[-len(messages) :])
+            )
+            assert one == other
+            assert "And 2 + 2?" in one
+
+
 def test_leading_blanks_of_the_original_stay_what_they_were() -> None:
     for blanks in ("", "  ", "\n", "\n  "):
         plain, wrapped = chatml(blanks + DEFAULT_SYSTEM), chatml(blanks + DEFAULT_SYSTEM)

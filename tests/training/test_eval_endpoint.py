@@ -45,6 +45,18 @@ def test_an_endpoint_where_nothing_listens_stops_the_command(capsys: pytest.Capt
     assert "solved" not in capsys.readouterr().out
 
 
+def test_why_episodes_failed_is_printed_and_a_server_that_reads_no_calls_is_told_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """vLLM refuses tools with these words when it was started without a parser."""
+    refusal = {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice'}}
+    with endpoint(lambda body: (400, refusal)) as (url, _):
+        assert evaluated(url, "calculator").failed == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the first failure, at the engine: the endpoint answered 400" in said
+    assert "--tool-call-parser NAME" in said
+
+
 def test_an_endpoint_is_scored_by_the_rewards_asked_for() -> None:
     """`GET models` of this server is no 200, which does not matter."""
     with endpoint(clever) as (url, _):
