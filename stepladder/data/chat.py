@@ -22,6 +22,7 @@ from stepladder.data.conversation import Conversation, images_of
 from stepladder.data.demonstration import Train, demonstrate
 from stepladder.data.dialect import ChatDict
 from stepladder.data.parsers import ParsedText, split_reasoning
+from stepladder.data.plain_text import raw_prompt
 from stepladder.data.spelling import Spelling
 from stepladder.data.tool_format import ToolFormat, detect_tool_format, fitted
 from stepladder.errors import DataError, TemplateError
@@ -105,17 +106,14 @@ class Renderer:
         trajectory_id: str,
         group_id: str = "",
         train: Train = "assistant",
+        answers_from: int = 0,
     ) -> tuple[TrainingSample, ...]:
         """Samples for supervised fine-tuning; see `stepladder.data.demonstration.demonstrate`."""
-        return demonstrate(self, messages, tools, trajectory_id, group_id, train)
+        return demonstrate(self, messages, tools, trajectory_id, group_id, train, answers_from)
 
     def raw_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt without a chat template: one BOS where the tokenizer adds one, markers as text."""
-        ids = self.control.encode(self.control.shield(text))
-        bos = self.tokenizer.bos_token_id
-        if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos]:
-            ids = [bos, *ids]
-        return tuple(ids)
+        return raw_prompt(self.tokenizer, self.control, text)
 
     def render(self, dicts: Sequence[ChatDict], tools: Sequence[ChatDict], *, generation_prompt: bool) -> str:
         """The template's text of shielded messages."""

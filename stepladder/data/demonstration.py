@@ -17,7 +17,7 @@ from stepladder.types import Message, Tool, TrainingSample
 if TYPE_CHECKING:
     from stepladder.data.chat import Renderer
 
-Train: TypeAlias = Literal["assistant", "last_turn", "full"]
+Train: TypeAlias = Literal["assistant", "completion", "last_turn", "full"]
 
 
 def demonstrate(
@@ -27,27 +27,43 @@ def demonstrate(
     trajectory_id: str,
     group_id: str = "",
     train: Train = "assistant",
+    answers_from: int = 0,
 ) -> tuple[TrainingSample, ...]:
     """Training samples of one demonstrated conversation; `behaviour_logprobs` are 0.0.
 
     train="assistant": the mask is True on every assistant turn with its terminator. "last_turn": on the
-    last one only. "full": on every token but the first (plain language modelling). Where the template edits
-    history there are several samples, each assistant turn trained once, in the context it was written in.
-    Messages after the last assistant turn are left out. A template that drops reasoning and opens the
-    thinking block in its generation prompt (DeepSeek) gets the turn in the form it would be sampled in.
+    last one only. "completion": on all that follows the prompt, tool output and later questions too. "full":
+    on every token but the first (plain language modelling). Where the template edits history there are
+    several samples, each assistant turn trained once, in the context it was written in. Messages after the
+    last assistant turn are left out. A template that drops reasoning and opens the thinking block in its
+    generation prompt (DeepSeek) gets the turn in the form it would be sampled in.
+
+    The first `answers_from` messages are a prompt, in which no assistant turn is trained (but "full" is);
+    "completion" needs it.
 
     Raises `DataError` when there is no assistant turn to train on, `TemplateError` when the template cannot
     render the conversation or an assistant turn cannot be told from what is around it.
     """
-    turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if train == "completion" and not answers_from:
+        raise DataError(
+            'train="completion" needs rows of a prompt and a completion, but this is a conversation without '
+            'a mark where its prompt ends; use train="assistant" or "last_turn"'
+        )
+    turns = [i for i, m in enumerate(messages) if m.role == "assistant" and i >= answers_from]
     if not turns or turns[0] == 0:
         raise DataError(
             f"a demonstration needs a user message followed by an assistant message; "
             f"got the roles {[message.role for message in messages]}"
         )
+    if messages[turns[0] - 1].role == "assistant":
+        raise DataError(
+            f"message {turns[0]} is the assistant's and so is the end of what it answers; join them into one"
+        )
     conversation = renderer.start(messages[: turns[0]], tools)
     for place, index in enumerate(turns):
-        text, ids = _own_text(renderer, conversation, messages[index])
+        shielded, terminator = own_text(renderer, conversation, messages[index])
+        ids = renderer.control.encode(shielded + terminator, after=conversation.prompt_ids[-1])
+        text = renderer.control.reveal(shielded)
         last = place == len(turns) - 1
         conversation.add_own_text(text, ids, messages[index], trained=last or train != "last_turn")
         following = messages[index + 1 : len(messages) if last else turns[place + 1]]
@@ -60,11 +76,19 @@ def demonstrate(
     samples = conversation.samples(trajectory_id, group_id)
     if train == "full":
         return tuple(replace(s, mask=(False, *[True] * (len(s.token_ids) - 1))) for s in samples)
+    if train == "completion":
+        return tuple(_all_from_the_first(sample) for sample in samples)
     return samples
 
 
-def _own_text(renderer: Renderer, conversation: Conversation, message: Message) -> tuple[str, list[int]]:
-    """(text without the terminator, ids with it) of an assistant message after the current prompt."""
+def _all_from_the_first(sample: TrainingSample) -> TrainingSample:
+    """Every token trained from the first trained one on."""
+    first = sample.mask.index(True)
+    return replace(sample, mask=sample.mask[:first] + (True,) * (len(sample.mask) - first))
+
+
+def own_text(renderer: Renderer, conversation: Conversation, message: Message) -> tuple[str, str]:
+    """(shielded text, terminator) of an assistant message after the current prompt."""
     before, whole = conversation.rendered_with(message)
     prefix = conversation.think_prefix
     if whole.startswith(before):
@@ -79,11 +103,8 @@ def _own_text(renderer: Renderer, conversation: Conversation, message: Message) 
         )
     stop = renderer.stop_pattern.search(own)
     if stop is not None:
-        text, terminator = own[: stop.start()], stop.group()
-    else:
-        text, terminator = own.removesuffix(renderer.end_text), renderer.terminator_after(message)
-    ids = renderer.control.encode(text + terminator, after=conversation.prompt_ids[-1])
-    return renderer.control.reveal(text), ids
+        return own[: stop.start()], stop.group()
+    return own.removesuffix(renderer.end_text), renderer.terminator_after(message)
 
 
 def _continued(renderer: Renderer, message: Message, body: str, prefix: str) -> str:
