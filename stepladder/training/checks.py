@@ -7,6 +7,7 @@ from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
+from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.sections.sft import SftSection
 
 
@@ -28,12 +29,20 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
             "has no demonstrations(count, seed) method; add one, or give sft.data"
         )
+    if recipe.preference is not None and recipe.preference.data is None and not world.prefers:
+        raise ConfigError(
+            f"preference.pairs asks the environment {recipe.environment.name!r} for pairs, but it has no "
+            "preferences(count, seed) method; add one, or give preference.data"
+        )
 
 
 def check_data(recipe: Recipe) -> None:
     """Raise DataError for a training file that is not there, or too small."""
     if recipe.sft is not None and recipe.sft.data is not None:
         _check_demonstrations(recipe.sft, recipe.sft.data)
+    settings = recipe.preference
+    if settings is not None and settings.data not in (None, EARLIER_RUNG):
+        _check_preferences(settings, str(settings.data))
 
 
 def _check_demonstrations(settings: SftSection, path: str) -> None:
@@ -42,4 +51,13 @@ def _check_demonstrations(settings: SftSection, path: str) -> None:
         raise DataError(
             f"{path} has {rows} conversations, sft.validation holds back {settings.validation}; "
             f"try sft.validation = {rows // 5}"
+        )
+
+
+def _check_preferences(settings: PreferenceSection, path: str) -> None:
+    rows = len(read_dataset(path, kind=settings.kind))
+    if rows <= settings.validation:
+        raise DataError(
+            f"{path} has {rows} {'answers' if settings.loss == 'kto' else 'pairs'}, preference.validation "
+            f"holds back {settings.validation}; try preference.validation = {rows // 5}"
         )

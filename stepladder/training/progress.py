@@ -18,6 +18,8 @@ _SHOWN = (  # metric, label, format
     ("tool_rate", "tools", ".0%"),
     ("validation_loss", "val loss", ".4f"),
     ("nll", "loss", ".4f"),
+    ("margin", "margin", ".3f"),
+    ("accuracy", "acc", ".0%"),
     ("grad_norm", "grad", ".2f"),
     ("entropy", "entropy", ".2f"),
     ("log_ratio_abs", "mismatch", ".4f"),
@@ -107,6 +109,12 @@ class Display:
         """A passing remark."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, note=text)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.stop()
+        if not self.quiet:
+            self.console.print(text, highlight=False)
 
     def stop(self) -> None:
         """Take the bar away."""
