@@ -98,21 +98,31 @@ def fixed_batches(count: int, size: int, *, seed: int) -> list[list[int]]:
 
 
 def mismatched_rows(prompts: Sequence[object]) -> list[int]:
-    """For each row of a batch the nearest one before it (around the end) with another prompt.
+    """For each row of a batch another, whose answer follows its prompt: no answer twice, no true pair.
 
-    With prompts that all differ this is `objectives.kto.mismatched_answers`: i - 1, rolled. An answer to the
-    same prompt would be a true pair. Raises DataError where all prompts are the same.
+    Rows of one prompt stand together, and all move on by as many as the largest of these sets has. With
+    prompts that all differ this is `objectives.kto.mismatched_answers`: i - 1, rolled. Where one prompt has
+    more than half of the batch, its rows take the others' answers in turn.
+    Raises DataError where all prompts are the same.
     """
-    out = []
+    places: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
-        other = next((j for k in range(1, len(prompts)) if prompts[j := i - k] != prompt), None)
-        if other is None:
-            raise DataError(
-                f"all {len(prompts)} answers of a batch belong to one prompt, so KTO has no mismatched "
-                "answer to compare them with; give at least two different prompts, and batches larger than "
-                "the number of answers to a prompt"
-            )
-        out.append(other % len(prompts))
+        places.setdefault(repr(prompt), []).append(i)
+    if len(places) < 2:
+        raise DataError(
+            f"all {len(prompts)} answers of a batch belong to one prompt, so KTO has no mismatched answer "
+            "to compare them with; give at least two different prompts, and batches larger than the number "
+            "of answers to a prompt"
+        )
+    order = [i for rows in places.values() for i in rows]
+    largest = max(places.values(), key=len)
+    others = [i for rows in places.values() if rows is not largest for i in rows]
+    out = [0] * len(order)
+    for k, i in enumerate(order):
+        out[i] = order[k - len(largest)]
+    if len(largest) > len(others):
+        for k, i in enumerate(largest):
+            out[i] = others[k % len(others)]
     return out
 
 

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from spine import DIGIT_SYMBOLS, SIZES, lines, sample, tiny_policy
 
 from stepladder.config import Recipe, load_recipe
 from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
+from stepladder.objectives.kto import mismatched_answers
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
@@ -445,9 +449,19 @@ def test_batches_of_kto_are_fixed_and_none_has_one_row() -> None:
     assert batches == fixed_batches(9, 4, seed=0) != fixed_batches(9, 4, seed=1)
 
 
-def test_a_mismatched_answer_belongs_to_another_prompt() -> None:
-    assert mismatched_rows(["a", "b", "c"]) == [2, 0, 1]
-    assert mismatched_rows(["a", "a", "b", "b"]) == [3, 2, 1, 1]
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from("abcde"), min_size=2, max_size=9).filter(lambda p: len(set(p)) > 1))
+def test_a_mismatched_answer_belongs_to_another_prompt(prompts: list[str]) -> None:
+    """Nobody is compared with a true pair; each answer serves once where no prompt has more than half."""
+    other = mismatched_rows(prompts)
+    assert all(prompts[i] != prompts[j] for i, j in enumerate(other))
+    if max(map(prompts.count, prompts)) <= len(prompts) / 2:
+        assert sorted(other) == list(range(len(prompts)))
+    if len(set(prompts)) == len(prompts):
+        assert other == mismatched_answers(len(prompts)).tolist()
+
+
+def test_a_batch_of_one_prompt_is_refused() -> None:
     with pytest.raises(DataError, match="belong to one prompt"):
         mismatched_rows(["a", "a"])
 

@@ -295,6 +295,19 @@ def test_fault_48_padding_does_not_enter_the_kl(policy: Policy) -> None:
     torch.testing.assert_close(together.kl[:1], alone_.kl, rtol=1e-4, atol=1e-5)
 
 
+def test_fault_30_tool_output_counts_for_no_length(policy: Policy) -> None:
+    """An answer of three trained tokens with a tool's five between them is divided by 3."""
+    ids = [20, 21, 22, *range(40, 48)]
+    holed = (False,) * 3 + (True,) + (False,) * 5 + (True,) * 2
+    pair = as_pair(sample(ids, 3, group="a", mask=holed), sample([20, 21, 22, 60], 3, group="a"))
+    chosen, rejected = score_pairs(policy, [pair])
+    assert (int(chosen.length), int(rejected.length)) == (3, 1)
+    metrics, _ = update(policy, [pair], section("simpo", beta=1.0))
+    assert metrics["reward_chosen"] == pytest.approx(
+        float(alone(policy, pair.chosen.sample).mean()), abs=1e-5
+    )
+
+
 # -- how the step is cut ------------------------------------------------------------------------------------
 
 
