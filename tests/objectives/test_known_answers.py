@@ -31,7 +31,7 @@ def bench() -> ModuleType:
 def test_dpo_reaches_the_closed_form_and_the_naive_loss_falls_apart(bench: ModuleType) -> None:
     dpo = bench.dpo_run(beta=1.0, steps=400)
     naive = bench.dpo_run(beta=1.0, steps=400, naive=True)
-    assert dpo.curve[0][1] > 0.1
+    assert dpo.curve[0][1] > 0.04
     assert dpo.curve[-1][1] < 0.02
     assert naive.curve[-1][1] > 0.3
     assert float(naive.logprobs.detach().exp().max()) > 0.99  # one answer is left
