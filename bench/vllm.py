@@ -122,9 +122,8 @@ def measure(
         f"{sum(a.token_ids == b.token_ids for a, b in zip(first, second))} of {len(many)}"
     )
     stopped = [g for g in first if g.finish_reason == "stop"]
-    print(
-        f"  {len(stopped)} ended at the stop token, kept in all: {all(g.token_ids[-1] == stop for g in stopped)}"
-    )
+    kept = all(g.token_ids[-1] == stop for g in stopped)
+    print(f"  {len(stopped)} ended at the stop token, kept in all: {kept}")
     reload(engine, policy, prompts, runner, stop)
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
 from stepladder.sections.engine import EngineSection
+from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
     EnvironmentSection,
@@ -53,13 +54,14 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     engine: EngineSection = EngineSection()
     sft: SftSection | None = None
+    preference: PreferenceSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
     def check(self) -> Recipe:
         """What no single section can see."""
-        if self.sft is None and self.rl is None:
+        if self.sft is None and self.preference is None and self.rl is None:
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         self.engine.check_exact(self.run.exact)
         if self.environment is None:
@@ -70,6 +72,8 @@ class Recipe(Section):
                 "with depends on timing; and run.exact = true promises that it does not; set run.exact = "
                 "false, or rl.max_staleness = 0"
             )
+        if self.preference is not None:
+            self._check_preference(self.preference)
         if self.rollout.max_tokens >= self.rollout.max_context:
             raise ValueError(
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
@@ -88,12 +92,27 @@ class Recipe(Section):
             )
         return self
 
+    def _check_preference(self, settings: PreferenceSection) -> None:
+        """Where its pairs and its reference come from must be in the recipe."""
+        if settings.data == EARLIER_RUNG and getattr(self, EARLIER_RUNG, None) is None:
+            raise ValueError(
+                f"preference.data={EARLIER_RUNG!r} takes the pairs that this rung wrote, and the recipe has "
+                f"no section [{EARLIER_RUNG}]; add one, or give a file or preference.pairs"
+            )
+        if settings.reference == "base" and self.model.lora is None:
+            raise ValueError(
+                'preference.reference="base" is the model without its adapter, and there is no adapter; add '
+                'a section [model.lora], or write preference.reference = "start"'
+            )
+
     def _refuse_missing_environment(self) -> None:
         """A recipe without a world trains on files alone."""
         if self.rl is not None:
             wants = "[rl] plays episodes"
         elif self.sft is not None and self.sft.data is None:
             wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
+        elif self.preference is not None and self.preference.data is None:
+            wants = f"preference.pairs={self.preference.pairs} asks an environment for pairs"
         else:
             return
         raise ValueError(f'{wants}, and there is none: add a section [environment] with name = "calculator"')

@@ -72,6 +72,11 @@ class PolicyEngine(Engine, Protocol):
         """True: computes with the trainer's own modules, so that in fp32 both give the same numbers."""
         ...
 
+    @property
+    def max_context(self) -> int:
+        """Longest prompt and generation together, in tokens."""
+        ...
+
     def sync(self, version: int) -> None:
         """Take over the policy's present weights as `version`."""
         ...

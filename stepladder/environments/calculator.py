@@ -12,8 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from stepladder.data.records import Preference
 from stepladder.environments.arithmetic import evaluate, last_number, shown
 from stepladder.environments.families import FAMILIES, MORE_FAMILIES, Family, Problem
+from stepladder.environments.mistakes import mistaken
 from stepladder.environments.tools import ToolBox, tool
 from stepladder.errors import ConfigError, DataError, nearest
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall
@@ -116,6 +118,16 @@ class CalculatorWorld:
             rng = random.Random(f"{self.seed}/{split}/demonstration/{seed}/{i}")
             problem = draw(shown_families[i % len(shown_families)], split, rng)
             out.append([*self.opening(problem[0]), *solved(problem)])
+        return out
+
+    def preferences(self, count: int, seed: int = 0, *, split: str = "train") -> list[Preference]:
+        """Problems of all families in turn, each with its right solution and one with a plausible mistake."""
+        out = []
+        for i in range(count):
+            rng = random.Random(f"{self.seed}/{split}/preference/{seed}/{i}")
+            problem = draw(self.families[i % len(self.families)], split, rng)
+            good, bad = tuple(solved(problem)), tuple(mistaken(problem, rng))
+            out.append(Preference(self.opening(problem[0]), good, bad, self.tools))
         return out
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from stepladder.boundary import shown, to_conversations, to_messages, to_number, to_task
+from stepladder.data.records import Preference
 from stepladder.deadlines import PROGRAMMING_ERRORS, guarded
 from stepladder.environments.plain import PlainWorld, TaskTable
 from stepladder.errors import ConfigError, DataError, EnvironmentFault, StepladderError, nearest
@@ -159,6 +160,29 @@ class CheckedWorld:
             raise ConfigError(f"{self.name} has no demonstrations(count, seed) method; add one")
         where = f"demonstrations() of {self.name}"
         return to_conversations(self.inner.demonstrations(count, seed), count=count, where=where)
+
+    @property
+    def prefers(self) -> bool:
+        """Has the world a `preferences(count, seed)`?"""
+        return callable(getattr(self.inner, "preferences", None))
+
+    def preferences(self, count: int, seed: int) -> list[Preference]:
+        """`count` pairs of a better and a worse answer to one prompt; other seed, others.
+
+        Raises ConfigError where the world makes none, DataError for another number of them or other objects.
+        """
+        if not self.prefers:
+            raise ConfigError(f"{self.name} has no preferences(count, seed) method; add one")
+        pairs = list(self.inner.preferences(count, seed))
+        wrong = next((pair for pair in pairs if not isinstance(pair, Preference)), None)
+        if wrong is not None:
+            raise DataError(
+                f"preferences() of {self.name} gave {shown(wrong)}; give stepladder.data.records.Preference "
+                "objects with a prompt, a chosen and a rejected answer"
+            )
+        if len(pairs) != count:
+            raise DataError(f"preferences() of {self.name} gave {len(pairs)} pairs; {count} were asked for")
+        return pairs
 
     async def setup(self) -> None:
         await self._optional("setup")

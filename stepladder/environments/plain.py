@@ -45,8 +45,8 @@ class TaskTable:
         self.cls = cls
         self.name = cls.__name__
         self._options = dict(options)
-        own = callable(getattr(cls, "demonstrations", None))
-        self.demonstrations: Callable[[int, int], Any] | None = self._demonstrations if own else None
+        self.demonstrations = self._made("demonstrations")
+        self.preferences = self._made("preferences")
         self.disjoint_splits = getattr(cls, "disjoint_splits", True)
         self._given = tasks
         self._own = tasks is None and all(callable(getattr(cls, n, None)) for n in ("splits", "count", "get"))
@@ -77,11 +77,20 @@ class TaskTable:
     def get(self, split: str, i: int) -> Any:
         return self.cls.get(split, i) if self._own else self._tasks(split)[i]  # type: ignore[attr-defined]
 
-    def _demonstrations(self, count: int, seed: int) -> Any:
-        """A static or class method as it is; a plain one on an object made for this, which has no task."""
-        plain = inspect.isfunction(inspect.getattr_static(self.cls, "demonstrations"))
-        owner: Any = self.cls(**self._options) if plain else self.cls
-        return owner.demonstrations(count, seed)
+    def _made(self, name: str) -> Callable[[int, int], Any] | None:
+        """The class's method `name(count, seed)`, None where it has none.
+
+        A static or class method as it is; a plain one on an object made for this, which has no task.
+        """
+        if not callable(getattr(self.cls, name, None)):
+            return None
+
+        def make(count: int, seed: int) -> Any:
+            plain = inspect.isfunction(inspect.getattr_static(self.cls, name))
+            owner: Any = self.cls(**self._options) if plain else self.cls
+            return getattr(owner, name)(count, seed)
+
+        return make
 
     def _tasks(self, split: str) -> tuple[Task, ...]:
         if split not in self._cache:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from stepladder.config import Recipe
+from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
-from stepladder.errors import ConfigError
+from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
+from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.sft_rows import file_rows
 
 
@@ -27,9 +29,26 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
             "has no demonstrations(count, seed) method; add one, or give sft.data"
         )
+    if recipe.preference is not None and recipe.preference.data is None and not world.prefers:
+        raise ConfigError(
+            f"preference.pairs asks the environment {recipe.environment.name!r} for pairs, but it has no "
+            "preferences(count, seed) method; add one, or give preference.data"
+        )
 
 
 def check_data(recipe: Recipe) -> None:
     """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
+    settings = recipe.preference
+    if settings is not None and settings.data not in (None, EARLIER_RUNG):
+        _check_preferences(settings, str(settings.data))
+
+
+def _check_preferences(settings: PreferenceSection, path: str) -> None:
+    rows = len(read_dataset(path, kind=settings.kind))
+    if rows <= settings.validation:
+        raise DataError(
+            f"{path} has {rows} {'answers' if settings.loss == 'kto' else 'pairs'}, preference.validation "
+            f"holds back {settings.validation}; try preference.validation = {rows // 5}"
+        )

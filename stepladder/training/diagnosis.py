@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepladder.data.batching import micro_batches
+from stepladder.engines.engine import PolicyEngine
 from stepladder.policies.policy import Policy
 from stepladder.types import TrainingSample
 
@@ -16,18 +17,10 @@ CLOSE = 5e-3  # nats a token: far above rounding in fp32, far below what any of 
 CLOSE_ROUNDED = 0.1  # the same in bf16
 
 
-class Scoring(Protocol):
-    """The part of an engine that tells what it would say."""
-
-    dtype: torch.dtype
-
-    def token_logprobs(self, token_ids: tuple[int, ...]) -> list[float]: ...
-
-
 @torch.no_grad()
 def cause_of_mismatch(
     policy: Policy,
-    engine: Scoring,
+    engine: PolicyEngine,
     samples: Sequence[TrainingSample],
     *,
     temperature: float,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
 from stepladder.config import Recipe
-from stepladder.data.records import Demonstration
+from stepladder.data.records import Demonstration, Unpaired
 from stepladder.rollout import rollout
+from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.credit import make_batch
 from stepladder.training.demonstrations import sft_data
+from stepladder.training.preference_data import judged_data, pair_data, preference_rows
 from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.rl_rung import own_advantage
@@ -36,7 +39,7 @@ LEGEND = (
 
 
 def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = None) -> None:
-    """Print up to `samples` samples of the first SFT batch and of the first RL batch."""
+    """Print up to `samples` samples of the first batch of each rung."""
     console = console or Console()
     with contextlib.closing(prepare(recipe)) as bench:
         console.print(
@@ -52,8 +55,35 @@ def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = No
                 turns = sum(m.role == "assistant" for m in messages)
                 text = coloured(bench, sample, 1.0, messages, turns=turns)
                 _show(console, sample, text, sample.trajectory_id)
+        if recipe.preference is not None and recipe.preference.data != EARLIER_RUNG:
+            _show_preferences(console, bench, recipe.preference, samples, seed=recipe.run.seed)
         if recipe.rl is not None:
             _show_rollouts(console, bench, recipe, samples)
+
+
+def _show_preferences(
+    console: Console, bench: Workbench, settings: PreferenceSection, samples: int, *, seed: int
+) -> None:
+    """The first answers: green is pushed up, red is pushed down."""
+    rows, held_rows = preference_rows(bench, settings, Path(), seed=seed)
+    answers: list[tuple[str, float, TrainingSample]] = []
+    if settings.loss == "kto":
+        judged, tally = judged_data(bench, rows, held_rows, settings, seed=seed)
+        for one in judged.train:
+            answers.append(
+                ("good", 1.0, one.answer.sample) if one.desirable else ("bad", -1.0, one.answer.sample)
+            )
+    else:
+        pairs, tally = pair_data(bench, rows, held_rows, settings)
+        for pair in pairs.train:
+            answers += [("chosen", 1.0, pair.chosen.sample), ("rejected", -1.0, pair.rejected.sample)]
+    console.rule(f"preference ({settings.loss}): {tally.text}; {len(held_rows)} held out")
+    for name, sign, sample in answers[:samples]:
+        row = rows[int(sample.group_id.rpartition("-")[2])]
+        said = row.completion if isinstance(row, Unpaired) else row.chosen if sign > 0 else row.rejected
+        turns = sum(message.role == "assistant" for message in (*row.prompt, *said))
+        text = coloured(bench, sample, sign, (*row.prompt, *said), turns=turns)
+        _show(console, sample, text, f"{sample.group_id} {name}")
 
 
 def _show_rollouts(console: Console, bench: Workbench, recipe: Recipe, samples: int) -> None:

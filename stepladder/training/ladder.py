@@ -23,6 +23,7 @@ from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_f
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
+from stepladder.training.preference import PreferenceRung
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
 from stepladder.training.rl_rung import RlRung
@@ -35,7 +36,7 @@ from stepladder.training.tracking import open_tracker, require_tracker
 log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
-RUNGS: dict[str, type[Rung]] = {"sft": SftRung, "rl": RlRung}
+RUNGS: dict[str, type[Rung]] = {"sft": SftRung, "preference": PreferenceRung, "rl": RlRung}
 """By the recipe's section, in the order in which they are climbed."""
 
 

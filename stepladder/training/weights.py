@@ -7,29 +7,14 @@ fixed tokens on both sides, which differ by no more than they did when the run b
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
+from stepladder.engines.engine import PolicyEngine
 from stepladder.engines.weights import WeightHash
 from stepladder.errors import InvariantError
 from stepladder.policies.policy import Policy
 from stepladder.training.diagnosis import cause_of_mismatch, whole_sample
 from stepladder.types import TrainingSample
-
-
-class ProvableEngine(Protocol):
-    """What an engine must tell for its syncs to be proven."""
-
-    @property
-    def version(self) -> int: ...
-
-    dtype: torch.dtype
-    max_context: int
-
-    def weights_fingerprint(self) -> str: ...
-
-    def token_logprobs(self, token_ids: tuple[int, ...]) -> list[float]: ...
 
 
 class Canary:
@@ -38,9 +23,9 @@ class Canary:
     Raises InvariantError, there and in `check`, with the cause that was found.
     """
 
-    def __init__(self, policy: Policy, engine: ProvableEngine, *, sequences: int = 2, length: int = 96):
+    def __init__(self, policy: Policy, engine: PolicyEngine, *, sequences: int = 2, length: int = 96):
         self.policy, self.engine = policy, engine
-        self.exact = engine.dtype == policy.dtype == torch.float32
+        self.exact = engine.in_process and engine.dtype == policy.dtype == torch.float32
         self.samples = fixed_samples(policy, sequences, min(length, engine.max_context - 1))
         self.held = engine.weights_fingerprint()
         self.trained = policy_fingerprint(policy, engine.dtype)

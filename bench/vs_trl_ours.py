@@ -1,0 +1,105 @@
+"""stepladder's side of vs_trl.py: the update functions of the rungs, on token ids from a file."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
+
+from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.policy import Policy
+from stepladder.policies.pretrained import load_model
+from stepladder.sections.preference import PreferenceSection
+from stepladder.training.preference_data import JudgedData, PairData, as_pair, with_reference
+from stepladder.training.preference_step import Answer, Judged, kto_update, pair_loss, preference_update
+from stepladder.training.reference_logprobs import ReferenceLog
+from stepladder.training.step import sft_update
+from stepladder.types import TrainingSample
+
+RATE, BUDGET = 1e-5, 100_000
+
+
+def sample(prompt: Sequence[int], answer: Sequence[int], key: str) -> TrainingSample:
+    ids = (*prompt, *answer)
+    mask = (False,) * len(prompt) + (True,) * len(answer)
+    return TrainingSample(ids, mask, (0.0,) * len(ids), key, tuple(int(m) - 1 for m in mask), key)
+
+
+class Ours:
+    """The three tasks; each returns the loss of every step."""
+
+    def __init__(self, policy: Policy, rows: Sequence[Row], batch: int) -> None:
+        self.policy, self.rows, self.batch = policy, rows, batch
+        self.optimizer = MasterOptimizer(policy.trainable())
+
+    def batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
+        return [items[i : i + self.batch] for i in range(0, len(items), self.batch)]
+
+    def sft(self) -> list[float]:
+        samples = [sample(r["prompt"], r["chosen"], str(i)) for i, r in enumerate(self.rows)]
+        return [
+            sft_update(self.policy, self.optimizer, part, learning_rate=RATE, token_budget=BUDGET)["loss"]
+            for part in self.batches(samples)
+        ]
+
+    def dpo(self) -> list[float]:
+        pairs = [
+            as_pair(sample(r["prompt"], r["chosen"], str(i)), sample(r["prompt"], r["rejected"], str(i)))
+            for i, r in enumerate(self.rows)
+        ]
+        data = self._with_reference(PairData(pairs, []))
+        loss = pair_loss(PreferenceSection(pairs=1))
+        return [
+            preference_update(
+                self.policy, self.optimizer, part, loss, learning_rate=RATE, token_budget=BUDGET
+            )["loss"]
+            for part in self.batches(data.train)
+        ]
+
+    def kto(self) -> list[float]:
+        judged = []
+        for i, row in enumerate(kto_rows(self.rows, self.batch)):
+            own = sample(row["prompt"], row["completion"], str(i))
+            wrong = sample(row["prompt"], row["mismatched"], str(i))
+            judged.append(Judged(Answer(own), Answer(wrong), row["label"]))
+        data = self._with_reference(JudgedData(judged, [], []))
+        settings = PreferenceSection(pairs=1, loss="kto", batch_size=self.batch)
+        return [
+            kto_update(self.policy, self.optimizer, part, settings, learning_rate=RATE, token_budget=BUDGET)[
+                "loss"
+            ]
+            for part in self.batches(data.train)
+        ]
+
+    def _with_reference(self, data: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:  # nothing is in a cache: the pass is measured
+            return with_reference(
+                data, ReferenceLog(self.policy, Path(folder), token_budget=2048, cache=False)
+            )
+
+
+def main() -> None:
+    args = options()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    rows = read(args.data)
+    imports = resident_mb()
+    dtype = "float32" if args.mode == "agree" else "bfloat16"
+    policy = Policy(*load_model(args.model, dtype=dtype, device="cpu"))
+    run = Ours(policy, rows, args.batch)
+    began = time.perf_counter()
+    losses = getattr(run, args.task)()
+    seconds = time.perf_counter() - began
+    count = sum(p.numel() for p in policy.trainable().values())
+    # masters, two moments and gradients in float32; in bf16 the weights that compute besides
+    state = count * (16 if dtype == "float32" else 18) / 1e6
+    report(args, rows, losses, seconds, imports, state)
+
+
+if __name__ == "__main__":
+    main()

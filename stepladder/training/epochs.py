@@ -1,0 +1,129 @@
+"""Epochs over a fixed set of batches until the validation loss stops falling; the best weights are kept.
+
+What an update and a validation are is handed in; what is here is the order of things, the early stop, and
+what a resumed run needs to go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.training.interrupt import uninterrupted
+
+Metrics = dict[str, float]
+
+
+class EpochSettings(Protocol):
+    """The keys that a recipe section of an epoch-wise rung has."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def patience(self) -> int: ...
+    @property
+    def min_improvement(self) -> float: ...
+    @property
+    def max_minutes(self) -> float | None: ...
+
+
+@dataclass(slots=True)
+class EpochState:
+    """Where the loop stands: everything a resumed run needs besides weights and moments."""
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None  # None: nothing validated yet
+    best_epoch: int = 0  # 0: the weights that the rung began with
+    best_step: int = 0
+    best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, without the tensors."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "best_loss": self.best_loss,
+            "best_epoch": self.best_epoch,
+            "best_step": self.best_step,
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any], best: dict[str, Tensor]) -> EpochState:
+        """The opposite of `plain`; other keys are left out."""
+        return cls(**{key: plain[key] for key in cls().plain()}, best=best)
+
+    @property
+    def at_best(self) -> bool:
+        """Are the present weights the best ones?"""
+        return bool(self.best) and self.best_step == self.step
+
+
+def run_epochs(
+    optimizer: MasterOptimizer,
+    settings: EpochSettings,
+    state: EpochState,
+    *,
+    batches: Callable[[int], Sequence[list[int]]],
+    update: Callable[[list[int], int], Metrics],
+    validate: Callable[[], Metrics] | None,
+    on_step: Callable[[int, Metrics], None],
+    on_epoch: Callable[[EpochState], None],
+) -> EpochState:
+    """Train until `patience` epochs brought no better `validation_loss`, then put the best weights back.
+
+    `batches(epoch)`: the rows of each batch, equally many batches in every epoch. `update(rows, step)` is
+    one optimiser step, `step` counted from 0. `validate` returns metrics with `validation_loss`; without it
+    all epochs are run and the last weights stay. The best weights are those the rung began with where no
+    epoch made them better. `state` may lie inside an epoch (a Ctrl-C fell there): its remaining batches come
+    first. `on_epoch` is where a checkpoint is taken.
+    """
+    if validate is not None and state.best_loss is None:
+        _keep_best(validate(), optimizer, settings, state)
+    while state.epoch < settings.epochs and not _finished(settings, state, validate is not None):
+        order = batches(state.epoch)
+        for rows in order[state.step - state.epoch * len(order) :]:
+            with uninterrupted():
+                began = time.monotonic()
+                metrics = update(rows, state.step)
+                seconds = time.monotonic() - began
+                state.step += 1
+                state.seconds += seconds
+                on_step(state.step, {**metrics, "epoch": float(state.epoch), "seconds": seconds})
+        with uninterrupted():
+            state.epoch += 1
+            if validate is not None:
+                began = time.monotonic()
+                metrics = validate()
+                _keep_best(metrics, optimizer, settings, state)
+                seconds = time.monotonic() - began
+                state.seconds += seconds
+                on_step(state.step, {**metrics, "epoch": float(state.epoch), "seconds": seconds})
+            on_epoch(state)
+    if state.best:
+        optimizer.load({f"master/{name}": t for name, t in state.best.items()})
+    return state
+
+
+def _keep_best(
+    metrics: Metrics, optimizer: MasterOptimizer, settings: EpochSettings, state: EpochState
+) -> None:
+    """Keep the weights where the validation loss is the best so far, by `min_improvement`."""
+    loss = metrics["validation_loss"]
+    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
+        state.best_loss, state.best_epoch, state.best_step = loss, state.epoch, state.step
+        state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
+
+
+def _finished(settings: EpochSettings, state: EpochState, validated: bool) -> bool:
+    """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
+    if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
+        return True
+    return validated and state.epoch - state.best_epoch >= settings.patience

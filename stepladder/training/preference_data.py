@@ -1,0 +1,230 @@
+"""Preferences as samples: from a file, made by the environment, or written by an earlier rung of the run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepladder.data.budget import Budget, Dropped, Tally
+from stepladder.data.datasets import read_dataset
+from stepladder.data.records import Preference, Unpaired
+from stepladder.data.samples import preference_samples, unpaired_samples
+from stepladder.data.split import split_by_content
+from stepladder.errors import DataError
+from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
+from stepladder.training.demonstrations import opening_tools
+from stepladder.training.preference_step import Answer, Judged, Pair
+from stepladder.training.reference_logprobs import ReferenceLog
+from stepladder.training.setup import Workbench
+from stepladder.types import TrainingSample
+
+PAIRS_FILE = "pairs.jsonl"  # in the run folder, by an earlier rung
+
+Row = Preference | Unpaired
+
+
+@dataclass(frozen=True, slots=True)
+class PairData:
+    """What DPO and its relatives train on and validate with."""
+
+    train: list[Pair]
+    held: list[Pair]
+
+    def batches(self, epoch: int, size: int, *, seed: int) -> list[list[int]]:
+        """All rows in an order of the epoch's own."""
+        order = list(range(len(self.train)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedData:
+    """What KTO trains on and validates with. Its batches are the same in all epochs, their order is not."""
+
+    train: list[Judged]
+    held: list[Judged]
+    fixed: list[list[int]]
+
+    def batches(self, epoch: int, size: int, *, seed: int) -> list[list[int]]:
+        order = list(range(len(self.fixed)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        return [self.fixed[i] for i in order]
+
+
+def preference_rows(
+    bench: Workbench, settings: PreferenceSection, folder: Path, *, seed: int
+) -> tuple[list[Row], list[Row]]:
+    """(training, validation) records, with no prompt in common; single answers for KTO, else pairs."""
+    rows: list[Row]
+    if settings.data is None:
+        pairs = bench.world.preferences(settings.pairs, seed)
+        rows = [side for pair in pairs for side in both_sides(pair)] if settings.loss == "kto" else [*pairs]
+        tools = opening_tools(bench)
+        rows = [row if row.tools else replace(row, tools=tools) for row in rows]
+    else:
+        path = folder / PAIRS_FILE if settings.data == EARLIER_RUNG else Path(settings.data)
+        rows = list(read_dataset(path, kind=settings.kind).records)
+    if not settings.validation:
+        return rows, []
+    return split_by_content(rows, settings.validation, seed)
+
+
+def both_sides(pair: Preference) -> tuple[Unpaired, Unpaired]:
+    """A pair as two single answers, for KTO."""
+    return (
+        Unpaired(pair.prompt, pair.chosen, True, pair.tools),
+        Unpaired(pair.prompt, pair.rejected, False, pair.tools),
+    )
+
+
+# -- single answers: whom each is compared with -------------------------------------------------------------
+
+
+def fixed_batches(count: int, size: int, *, seed: int) -> list[list[int]]:
+    """Rows in random batches that are drawn once. A last batch of one row, which has no other to be compared
+    with, joins the one before.
+
+    Fixed, because the reference's log-probability of each mismatched answer is logged before training.
+    """
+    order = list(range(count))
+    random.Random(f"{seed}/batches").shuffle(order)
+    batches = [order[i : i + size] for i in range(0, count, size)]
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        last = batches.pop()
+        batches[-1] += last
+    return batches
+
+
+def mismatched_rows(prompts: Sequence[object]) -> list[int]:
+    """For each row of a batch another, whose answer follows its prompt: no answer twice, no true pair.
+
+    Rows of one prompt stand together, and all move on by as many as the largest of these sets has. With
+    prompts that all differ this is `objectives.kto.mismatched_answers`: i - 1, rolled. Where one prompt has
+    more than half of the batch, its rows take the others' answers in turn.
+    Raises DataError where all prompts are the same.
+    """
+    places: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        places.setdefault(repr(prompt), []).append(i)
+    if len(places) < 2:
+        raise DataError(
+            f"all {len(prompts)} answers of a batch belong to one prompt, so KTO has no mismatched answer "
+            "to compare them with; give at least two different prompts, and batches larger than the number "
+            "of answers to a prompt"
+        )
+    order = [i for rows in places.values() for i in rows]
+    largest = max(places.values(), key=len)
+    others = [i for rows in places.values() if rows is not largest for i in rows]
+    out = [0] * len(order)
+    for k, i in enumerate(order):
+        out[i] = order[k - len(largest)]
+    if len(largest) > len(others):
+        for k, i in enumerate(largest):
+            out[i] = others[k % len(others)]
+    return out
+
+
+def mismatch(one: TrainingSample, other: TrainingSample) -> TrainingSample:
+    """The prompt of `one` with the answer of `other`."""
+    start, end = one.mask.index(True), other.mask.index(True)
+
+    def joined(name: str) -> tuple[object, ...]:
+        return (*getattr(one, name)[:start], *getattr(other, name)[end:])
+
+    columns = {name: joined(name) for name in ("token_ids", "mask", "behaviour_logprobs", "turn_ids")}
+    return replace(one, **columns, images=(*one.images, *other.images))  # type: ignore[arg-type]
+
+
+# -- records to samples -------------------------------------------------------------------------------------
+
+
+def pair_data(
+    bench: Workbench, train: Sequence[Row], held: Sequence[Row], settings: PreferenceSection
+) -> tuple[PairData, Tally]:
+    """(samples of pairs, without reference log-probabilities; what of the rows was kept, cut and dropped)."""
+    tally = Tally()
+
+    def pairs(rows: Sequence[Row], name: str) -> list[Pair]:
+        out = []
+        for i, row in enumerate(rows):
+            assert isinstance(row, Preference)
+            both = preference_samples(
+                bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
+            )
+            if not isinstance(both, Dropped):
+                out.append(as_pair(*both))
+        return out
+
+    return PairData(pairs(train, "pair"), pairs(held, "held")), tally
+
+
+def as_pair(chosen: TrainingSample, rejected: TrainingSample) -> Pair:
+    """Two samples of one group as a pair, which no micro-batch parts."""
+    key = chosen.group_id
+    return Pair(*(Answer(replace(side, trajectory_id=key)) for side in (chosen, rejected)))
+
+
+def judged_data(
+    bench: Workbench, train: Sequence[Row], held: Sequence[Row], settings: PreferenceSection, *, seed: int
+) -> tuple[JudgedData, Tally]:
+    """(single answers with their mismatched ones, without reference log-probabilities; what was kept).
+
+    The held-out rows are one batch: they have one reference point.
+    """
+    tally = Tally()
+
+    def samples(rows: Sequence[Row], name: str) -> list[tuple[Unpaired, TrainingSample]]:
+        out = []
+        for i, row in enumerate(rows):
+            assert isinstance(row, Unpaired)
+            one = unpaired_samples(
+                bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
+            )
+            if not isinstance(one, Dropped):
+                out.append((row, one))
+        return out
+
+    kept, kept_held = samples(train, "answer"), samples(held, "held")
+    batches = fixed_batches(len(kept), settings.batch_size, seed=seed)
+    everything = [list(range(len(kept_held)))] if kept_held else []
+    return JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches), tally
+
+
+def as_judged(rows: Sequence[tuple[Unpaired, TrainingSample]], batches: Sequence[list[int]]) -> list[Judged]:
+    """Each answer with its mismatched one, within the batches."""
+    other: dict[int, int] = {}
+    for batch in batches:
+        paired = mismatched_rows([rows[i][0].prompt for i in batch])
+        other |= {i: batch[j] for i, j in zip(batch, paired, strict=True)}
+    return [
+        Judged(Answer(sample), Answer(mismatch(sample, rows[other[i]][1])), row.label)
+        for i, (row, sample) in enumerate(rows)
+    ]
+
+
+def _budget(settings: PreferenceSection) -> Budget:
+    return Budget(
+        settings.max_prompt_tokens, settings.max_completion_tokens, settings.keep, settings.overlong
+    )
+
+
+# -- the reference ------------------------------------------------------------------------------------------
+
+
+def with_reference(data: PairData | JudgedData, log: ReferenceLog) -> PairData | JudgedData:
+    """The same data with the reference's log-probabilities, held-out rows included."""
+    items = [*data.train, *data.held]
+    answers = [answer for item in items for answer in _all_answers(item)]
+    values = iter(log.of([answer.sample for answer in answers]))
+    measured = []
+    for item in items:
+        known = [Answer(answer.sample, next(values)) for answer in _all_answers(item)]
+        measured.append(Pair(*known) if isinstance(item, Pair) else Judged(*known, item.desirable))
+    cut = len(data.train)
+    return replace(data, train=measured[:cut], held=measured[cut:])  # type: ignore[arg-type]
+
+
+def _all_answers(item: Pair | Judged) -> tuple[Answer, Answer]:
+    return (item.chosen, item.rejected) if isinstance(item, Pair) else (item.answer, item.mismatched)
