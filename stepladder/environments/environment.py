@@ -23,6 +23,7 @@ BUNDLED = {
     "calculator": "stepladder.environments.calculator:CalculatorWorld",
     "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
     "step_sums": "stepladder.environments.step_sums:StepSumsWorld",
+    "reviews": "stepladder.environments.reviews:ReviewsWorld",
 }
 
 

@@ -1,9 +1,9 @@
 """Sums worked out in steps: for reward models and process reward models, whose labels are known here.
 
-A task is "3+4+4"; the answer is a line for each addition, modulo `base` (here 5), and the last result counts:
+A task is "3+4+9"; the answer is a line for each addition, and the last result counts:
 
-    3+4=2
-    2+4=1
+    3+4=7
+    7+9=16
 
 The reward is 1 where the last line ends with the right result. `preferences` and `step_solutions` make wrong
 answers by putting a wrong result into one line and working on from it.
@@ -19,21 +19,21 @@ from stepladder.types import Message, Reset, Step, Task
 
 
 class StepSumsWorld:
-    """Tasks by (seed, split, index). `terms`: how many numbers are added. `base`: digits are 0 to base - 1.
+    """Tasks by (seed, split, index). `terms`: how many numbers, from 1 to `largest`, are added.
 
-    The splits share the few facts such as 3+4=2, which is what there is to learn; their sums are drawn apart.
+    The splits share the facts such as 3+4=7, which are what there is to learn; their sums are drawn apart.
     """
 
     disjoint_splits = False  # small sums recur
 
     def __init__(
-        self, *, terms: int = 4, base: int = 5, seed: int = 0, train: int = 100_000, test: int = 1_000
+        self, *, terms: int = 4, largest: int = 9, seed: int = 0, train: int = 100_000, test: int = 1_000
     ) -> None:
-        if not 2 <= base <= 10:
-            raise ConfigError(f"base must be between 2 and 10, such as 5; got {base}")
+        if largest < 2:
+            raise ConfigError(f"largest must be at least 2, such as 9; got {largest}")
         if terms < 2:
             raise ConfigError(f"terms must be at least 2, so that there is a step; got {terms}")
-        self.terms, self.base, self.seed = terms, base, seed
+        self.terms, self.largest, self.seed = terms, largest, seed
         self.sizes = {"train": train, "test": test}
 
     def splits(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class StepSumsWorld:
             split=split,
             domain="step_sums",
             messages=(self._question(numbers),),
-            reference=str(sum(numbers) % self.base),
+            reference=str(sum(numbers)),
             seed=i,
         )
 
@@ -89,7 +89,7 @@ class StepSumsWorld:
         return random.Random(f"{self.seed}/{purpose}/{seed}")
 
     def _numbers(self, rng: random.Random) -> list[int]:
-        return [rng.randrange(self.base) for _ in range(self.terms)]
+        return [rng.randint(1, self.largest) for _ in range(self.terms)]
 
     def _question(self, numbers: list[int]) -> Message:
         return Message("user", "+".join(map(str, numbers)))
@@ -100,9 +100,11 @@ class StepSumsWorld:
         """(lines, labels); line `wrong_at` has a wrong result, and the lines after it work on from that."""
         total, steps, labels = numbers[0], [], []
         for k, number in enumerate(numbers[1:]):
-            result = (total + number) % self.base
+            result = total + number
             if k == wrong_at and rng is not None:
-                result = (result + rng.randrange(1, self.base)) % self.base
+                result += rng.choice(
+                    [d for d in range(-self.largest, self.largest + 1) if d and result + d > 0]
+                )
             steps.append(f"{total}+{number}={result}")
             labels.append(1.0 if wrong_at is None or k < wrong_at else 0.0)
             total = result

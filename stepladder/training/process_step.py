@@ -22,7 +22,7 @@ def step_losses(
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor], int]:
     """([n] losses, [n] logits, [n] labels, metrics, tokens computed) of all steps of `rows`, in order."""
     logits, computed = model.at([row.sample for row in rows], [row.ends for row in rows])
-    labels = torch.tensor([y for row in rows for y in row.labels], device=logits.device)
+    labels = torch.tensor([y for row in rows for y in row.labels], dtype=torch.float32, device=logits.device)
     mask = torch.ones(1, len(labels), dtype=torch.bool, device=logits.device)
     losses, metrics = step_cross_entropy(logits[None], labels[None], mask)
     return losses[0], logits, labels, metrics, computed

@@ -51,11 +51,11 @@ def write_rankings(path: Path, count: int = 60, *, seed: int = 0) -> Path:
     return path
 
 
-def write_steps(path: Path, count: int = 120, *, seed: int = 0) -> Path:
+def write_steps(path: Path, count: int = 160, *, seed: int = 0) -> Path:
     """A step is right where it has no f."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
-        steps = [draw(rng, 3) for _ in range(3)]
+        steps = [draw(rng, 2) for _ in range(3)]
         rows.append(
             {"prompt": draw(rng, 6) + "?", "steps": steps, "labels": ["f" not in step for step in steps]}
         )
