@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from stepladder.errors import ConfigError, nearest
 from stepladder.sections.engine import EngineSection
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
+from stepladder.sections.process_reward_model import ProcessRewardModelSection
+from stepladder.sections.reward_model import RewardModelSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
     EnvironmentSection,
@@ -55,13 +57,16 @@ class Recipe(Section):
     engine: EngineSection = EngineSection()
     sft: SftSection | None = None
     preference: PreferenceSection | None = None
+    reward_model: RewardModelSection | None = None
+    process_reward_model: ProcessRewardModelSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
     def check(self) -> Recipe:
         """What no single section can see."""
-        if self.sft is None and self.preference is None and self.rl is None:
+        rungs = (self.sft, self.preference, self.reward_model, self.process_reward_model, self.rl)
+        if all(rung is None for rung in rungs):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         self.engine.check_exact(self.run.exact)
         if self.environment is None:
@@ -113,6 +118,10 @@ class Recipe(Section):
             wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
         elif self.preference is not None and self.preference.data is None:
             wants = f"preference.pairs={self.preference.pairs} asks an environment for pairs"
+        elif self.reward_model is not None and self.reward_model.data is None:
+            wants = f"reward_model.pairs={self.reward_model.pairs} asks an environment for pairs"
+        elif self.process_reward_model is not None and self.process_reward_model.data is None:
+            wants = "process_reward_model without data asks an environment for solutions or tasks"
         else:
             return
         raise ValueError(f'{wants}, and there is none: add a section [environment] with name = "calculator"')

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from stepladder.boundary import shown, to_conversations, to_messages, to_number, to_task
-from stepladder.data.records import Preference
+from stepladder.data.records import Preference, Steps
 from stepladder.deadlines import PROGRAMMING_ERRORS, guarded
 from stepladder.environments.plain import PlainWorld, TaskTable
 from stepladder.errors import ConfigError, DataError, EnvironmentFault, StepladderError, nearest
@@ -22,6 +22,8 @@ from stepladder.types import Message, Reset, Step, Task, Tool
 BUNDLED = {
     "calculator": "stepladder.environments.calculator:CalculatorWorld",
     "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
+    "step_sums": "stepladder.environments.step_sums:StepSumsWorld",
+    "reviews": "stepladder.environments.reviews:ReviewsWorld",
 }
 
 
@@ -183,6 +185,31 @@ class CheckedWorld:
         if len(pairs) != count:
             raise DataError(f"preferences() of {self.name} gave {len(pairs)} pairs; {count} were asked for")
         return pairs
+
+    @property
+    def labels_steps(self) -> bool:
+        """Has the world a `step_solutions(count, seed)`?"""
+        return callable(getattr(self.inner, "step_solutions", None))
+
+    def step_solutions(self, count: int, seed: int) -> list[Steps]:
+        """`count` solutions in steps, right and wrong ones, each step with its label; other seed, others.
+
+        Raises ConfigError where the world makes none, DataError for another number of them or other objects.
+        """
+        if not self.labels_steps:
+            raise ConfigError(f"{self.name} has no step_solutions(count, seed) method; add one")
+        found = list(self.inner.step_solutions(count, seed))
+        wrong = next((s for s in found if not isinstance(s, Steps) or len(s.labels) != len(s.steps)), None)
+        if wrong is not None:
+            raise DataError(
+                f"step_solutions() of {self.name} gave {shown(wrong)}; give stepladder.data.records.Steps "
+                "objects with a label for each step"
+            )
+        if len(found) != count:
+            raise DataError(
+                f"step_solutions() of {self.name} gave {len(found)} solutions; {count} were asked for"
+            )
+        return found
 
     async def setup(self) -> None:
         await self._optional("setup")

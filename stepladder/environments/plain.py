@@ -47,6 +47,7 @@ class TaskTable:
         self._options = dict(options)
         self.demonstrations = self._made("demonstrations")
         self.preferences = self._made("preferences")
+        self.step_solutions = self._made("step_solutions")
         self.disjoint_splits = getattr(cls, "disjoint_splits", True)
         self._given = tasks
         self._own = tasks is None and all(callable(getattr(cls, n, None)) for n in ("splits", "count", "get"))

@@ -62,11 +62,11 @@ def load_model(
     folder = resolve_model(str(name))
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         model = _load_adapter(folder, dtype=dtype, device=device, attn_implementation=attn_implementation)
         return model, tokenizer
-    config = _load_config(folder)
+    config = load_config(folder)
     _zero_config_dropout(config)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     try:
@@ -178,7 +178,8 @@ def no_progress_bars() -> Iterator[None]:
             hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _load_config(folder: Path) -> PretrainedConfig:
+def load_config(folder: Path) -> PretrainedConfig:
+    """The configuration in `folder`. Raises ConfigError where it is broken, or asks for foreign code."""
     from transformers import AutoConfig
 
     raw = _read_json(folder / "config.json")
@@ -197,7 +198,8 @@ def _load_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer in `folder`, with a pad token. Raises ModelNotFound where it cannot be loaded."""
     from transformers import AutoTokenizer
 
     try:

@@ -5,6 +5,7 @@ Three styles are told apart by their first parameter:
     def exact(answer: str, task: Task) -> float | None | Score       # one episode's final text
     def short(trajectory: Trajectory) -> float | None | Score        # one whole episode
     def ranked(completions, prompts, **columns) -> list[float | None]  # TRL's: the whole group at once
+    def batched(trajectories: list[Trajectory]) -> list[float | None]  # the same, as our records
 
 None means "could not be scored", never 0. Every function may be async.
 """
@@ -24,7 +25,12 @@ from stepladder.plugins import load_object
 from stepladder.types import Failure, Group, Score, Trajectory
 
 Style = Literal["answer", "trajectory", "group"]
-_FIRST: dict[str, Style] = {"answer": "answer", "trajectory": "trajectory", "completions": "group"}
+_FIRST: dict[str, Style] = {
+    "answer": "answer",
+    "trajectory": "trajectory",
+    "completions": "group",
+    "trajectories": "group",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +260,7 @@ def group_columns(reward: Reward, trajectories: Sequence[Trajectory]) -> dict[st
         "id": [task.id for task in tasks],
         "prompts": [[m.to_dict() for m in messages[:n]] for messages, n in cut],
         "completions": [[m.to_dict() for m in messages[n:]] for messages, n in cut],
+        "trajectories": list(trajectories),
         "completion_ids": [[i for turn in t.turns for i in turn.token_ids] for t in trajectories],
     }
     parameters = inspect.signature(reward.function).parameters.values()

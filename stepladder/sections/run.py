@@ -74,7 +74,11 @@ class EnvironmentSection(Section):
         description="keyword arguments of the world or class; for a class with @tool methods also "
         "tool_deadline, max_output_chars and max_calls_per_turn",
     )
-    rewards: tuple[str, ...] = Field((), description="import paths of reward functions, added to its own")
+    rewards: tuple[str, ...] = Field(
+        (),
+        description="import paths of reward functions, added to its own; or reward models, "
+        '"reward_model:PATH"',
+    )
 
 
 class RolloutSection(Section):

@@ -8,6 +8,8 @@ from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
+from stepladder.sections.scoring import ScoringSection
+from stepladder.training.scoring_files import read_ranked, read_steps
 from stepladder.training.sft_rows import file_rows
 
 
@@ -34,15 +36,42 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"preference.pairs asks the environment {recipe.environment.name!r} for pairs, but it has no "
             "preferences(count, seed) method; add one, or give preference.data"
         )
+    if recipe.reward_model is not None and recipe.reward_model.data is None and not world.prefers:
+        raise ConfigError(
+            f"reward_model.pairs asks the environment {recipe.environment.name!r} for pairs, but it has no "
+            "preferences(count, seed) method; add one, or give reward_model.data"
+        )
+    process = recipe.process_reward_model
+    if process is not None and process.solutions and not world.labels_steps:
+        raise ConfigError(
+            f"process_reward_model.solutions asks the environment {recipe.environment.name!r} for solutions, "
+            "but it has no step_solutions(count, seed) method; add one, or set process_reward_model.tasks, "
+            "whose labels are made by rollouts"
+        )
+    if process is not None and process.tasks:
+        require_tasks(world, "train", process.tasks)
 
 
 def check_data(recipe: Recipe) -> None:
     """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
+    if recipe.reward_model is not None and recipe.reward_model.data is not None:
+        _enough(recipe.reward_model, len(read_ranked(recipe.reward_model.data)), "reward_model")
+    process = recipe.process_reward_model
+    if process is not None and process.data is not None:
+        _enough(process, len(read_steps(process.data)), "process_reward_model")
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
     settings = recipe.preference
     if settings is not None and settings.data not in (None, EARLIER_RUNG):
         _check_preferences(settings, str(settings.data))
+
+
+def _enough(settings: ScoringSection, rows: int, section: str) -> None:
+    if rows <= settings.validation:
+        raise DataError(
+            f"{section}.data has {rows} rows, {section}.validation holds back {settings.validation}; try "
+            f"{section}.validation = {rows // 5}"
+        )
 
 
 def _check_preferences(settings: PreferenceSection, path: str) -> None:

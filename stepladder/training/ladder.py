@@ -24,8 +24,10 @@ from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
+from stepladder.training.process_reward_model import ProcessRewardModelRung
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
+from stepladder.training.reward_model import RewardModelRung
 from stepladder.training.rl_rung import RlRung
 from stepladder.training.run_folder import RunFolder
 from stepladder.training.rung import Rung, load_policy, policy_tensors
@@ -36,7 +38,13 @@ from stepladder.training.tracking import open_tracker, require_tracker
 log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
-RUNGS: dict[str, type[Rung]] = {"sft": SftRung, "preference": PreferenceRung, "rl": RlRung}
+RUNGS: dict[str, type[Rung]] = {
+    "sft": SftRung,
+    "preference": PreferenceRung,
+    "reward_model": RewardModelRung,
+    "process_reward_model": ProcessRewardModelRung,
+    "rl": RlRung,
+}
 """By the recipe's section, in the order in which they are climbed."""
 
 
@@ -145,6 +153,8 @@ class Ladder:
                 self._climb_rung(name, kind)
             if kind.trains_policy:
                 self.evaluate(name, self.done[name], e.tasks)
+        if not any(RUNGS[name].trains_policy for name in self.done):
+            return  # the policy is what it was; a reward model has a folder of its own
         self.display.status("saving the model")
         with room_for("the trained model", self.folder.path):
             policy, stops = self.bench.policy, self.bench.renderer.stop_token_ids

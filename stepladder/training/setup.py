@@ -24,6 +24,7 @@ from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
 from stepladder.training.engines import check_engine, make_engine, trains_while_playing
 from stepladder.training.loop_thread import LoopThread
+from stepladder.training.model_rewards import model_reward, names_model
 from stepladder.types import Group
 
 
@@ -206,7 +207,11 @@ def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
     """What adds the recipe's reward functions to the scores of a group; None where it names none."""
     if recipe.environment is None or not recipe.environment.rewards:
         return None
-    rewards = [as_reward(path) for path in recipe.environment.rewards]
+    model: Any = resolved(recipe.model)
+    rewards = [
+        model_reward(path, dtype=model.dtype, device=model.device) if names_model(path) else as_reward(path)
+        for path in recipe.environment.rewards
+    ]
 
     async def score(group: Group) -> Group:
         return await score_group(group, rewards)

@@ -1,0 +1,95 @@
+"""Pairs and rankings for a reward model: from a file, or made by the environment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepladder.data.budget import Budget, Dropped, Tally
+from stepladder.data.records import Preference
+from stepladder.data.samples import Encoder, preference_samples, ranking_samples
+from stepladder.data.split import split_by_content
+from stepladder.errors import DataError
+from stepladder.sections.reward_model import RewardModelSection
+from stepladder.sections.scoring import ScoringSection
+from stepladder.training.ranking_step import Ranked
+from stepladder.training.scoring_files import RankedRow, read_ranked
+from stepladder.training.setup import Workbench
+from stepladder.types import TrainingSample
+
+log = logging.getLogger("stepladder")
+
+
+def ranked_data(
+    bench: Workbench, settings: RewardModelSection, *, seed: int
+) -> tuple[list[Ranked], list[Ranked]]:
+    """(training, validation) rows with no prompt in common. Raises DataError where none is left."""
+    rows: Sequence[RankedRow]
+    rows = (
+        bench.world.preferences(settings.pairs, seed) if settings.data is None else read_ranked(settings.data)
+    )
+    train, held = split_by_content(rows, settings.validation, seed)
+    return encode(bench.renderer, train, settings, "train"), encode(bench.renderer, held, settings, "held")
+
+
+def encode(
+    renderer: Encoder, rows: Sequence[RankedRow], settings: RewardModelSection, name: str
+) -> list[Ranked]:
+    """Rows as samples; those that cannot be used are counted and said.
+
+    Raises DataError where nothing is left of some rows, and for a missing margin under margin = "data".
+    """
+    budget, tally, out = budget_of(settings), Tally(), []
+    for i, row in enumerate(rows):
+        key = f"{name}-{i}"
+        if isinstance(row, Preference):
+            samples = preference_samples(renderer, row, group_id=key, budget=budget, tally=tally)
+        else:
+            samples = ranking_samples(renderer, row, group_id=key, budget=budget, tally=tally)
+        if not isinstance(samples, Dropped):
+            out += _ranked(row, [replace(s, trajectory_id=key) for s in samples], settings, key)
+    say_tally(tally, name)
+    if rows and not out:
+        raise DataError(f"no row of {len(rows)} can be used: {tally.text}")
+    return out
+
+
+def budget_of(settings: ScoringSection) -> Budget:
+    """The token limits of a section."""
+    return Budget(settings.max_prompt_tokens, settings.max_completion_tokens)
+
+
+def say_tally(tally: Tally, name: str) -> None:
+    """A warning where rows were dropped or cut; nothing is lost silently."""
+    if tally.dropped or tally.cut_prompts or tally.cut_completions:
+        log.warning("%s data: %s", "training" if name == "train" else "held-out", tally.text)
+
+
+def _ranked(
+    row: RankedRow, samples: Sequence[TrainingSample], settings: RewardModelSection, key: str
+) -> list[Ranked]:
+    if isinstance(row, Preference):
+        margin = settings.margin
+        if margin == "data":
+            if row.margin is None:
+                raise DataError(
+                    f"row {key} has no margin, and reward_model.margin is 'data'; give every row one (a "
+                    'column "margin", or scores of both sides), or set a number such as margin = 0.0'
+                )
+            margin = row.margin
+        return [Ranked(tuple(samples), (0,), (1,), (margin,))]
+    ranks = row.ranks or tuple(range(len(samples)))
+    pairs = [(i, j) for i in range(len(ranks)) for j in range(i + 1, len(ranks)) if ranks[i] < ranks[j]]
+    if not pairs:
+        return []  # all equally good: nothing to learn
+    if settings.margin == "data" and not row.scores:
+        raise DataError(
+            f"row {key} is a ranking without scores, and reward_model.margin is 'data'; set margin = 0.0"
+        )
+    margins = [
+        row.scores[i] - row.scores[j] if settings.margin == "data" else float(settings.margin)
+        for i, j in pairs
+    ]
+    better, worse = zip(*pairs, strict=True)
+    return [Ranked(tuple(samples), better, worse, tuple(margins))]

@@ -1,0 +1,56 @@
+"""A reward model on pairs or rankings (Bradley-Terry): the best epoch's weights, calibrated and saved."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stepladder.policies.heads import ScoredModel
+from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.reward_folder import RewardInfo
+from stepladder.sections.reward_model import RewardModelSection
+from stepladder.training.epochs import Metrics
+from stepladder.training.ranking_data import ranked_data
+from stepladder.training.ranking_step import Ranked, ranking_update, ranking_validation, score_statistics
+from stepladder.training.scoring_rung import ScoringRung
+
+
+class RewardModelRung(ScoringRung):
+    """Trains on ranked answers; leaves `reward_model/` in the run folder."""
+
+    name: ClassVar[str] = "reward_model"
+
+    @property
+    def settings(self) -> RewardModelSection:
+        settings = self.run.recipe.reward_model
+        assert settings is not None
+        return settings
+
+    def climb(self) -> None:
+        bench, s = self.run.bench, self.settings
+        train, held = ranked_data(bench, s, seed=self.run.recipe.run.seed)
+
+        def update(
+            model: ScoredModel, optimizer: MasterOptimizer, rows: list[Ranked], rate: float
+        ) -> Metrics:
+            return ranking_update(
+                model,
+                optimizer,
+                rows,
+                centring=s.centring,
+                learning_rate=rate,
+                token_budget=s.token_budget,
+            )
+
+        def validate(model: ScoredModel, rows: list[Ranked]) -> Metrics:
+            return ranking_validation(model, rows, centring=s.centring, token_budget=s.token_budget)[0]
+
+        model = self.fit(train, held, update, validate)
+        mean, std = score_statistics(model, train, token_budget=s.token_budget)
+        metrics, table = (
+            ranking_validation(model, held, centring=s.centring, token_budget=s.token_budget)
+            if held
+            else ({}, ())
+        )
+        stops = tuple(bench.renderer.stop_token_ids)
+        info = RewardInfo("outcome", mean, std, stops, held_out=metrics, reliability=table)
+        self.export(model, info)

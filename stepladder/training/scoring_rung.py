@@ -1,0 +1,121 @@
+"""What the rungs of reward models have in common: a copy of the policy with a head, and the way back."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from stepladder.errors import DataError
+from stepladder.policies.checkpoint import room_for
+from stepladder.policies.heads import ScoredModel
+from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
+from stepladder.policies.reward_folder import RewardInfo, save_scored
+from stepladder.sections.scoring import ScoringSection
+from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.rung import POLICY, Run, Rung, load_policy, policy_tensors
+
+CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
+MASTER, BEST = "master/", "best/"
+Row = TypeVar("Row")
+Update = Callable[[ScoredModel, MasterOptimizer, list[Row], float], Metrics]
+Validate = Callable[[ScoredModel, list[Row]], Metrics]
+
+
+class ScoringRung(Rung):
+    """Trains a head on a copy of the policy as it is when the rung begins; the policy stays as it is.
+
+    Subclasses give `settings` and `climb`, which calls `fit` and `export`.
+    """
+
+    trains_policy: ClassVar[bool] = False
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.progress = EpochState()
+        self.model: ScoredModel | None = None
+
+    @property
+    def settings(self) -> ScoringSection:
+        raise NotImplementedError
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    def scored(self) -> ScoredModel:
+        """The copy with its head, made when first asked for."""
+        if self.model is None:
+            own: ScoredModel = ScoredModel.own_trunk(self.run.bench.policy)
+            self.model = own
+        return self.model
+
+    def fit(
+        self, train: list[Row], held: list[Row], update: Update[Row], validate: Validate[Row]
+    ) -> ScoredModel:
+        """Run the epochs from where the state stands; the model then has its best weights."""
+        if not train:
+            raise DataError("there is nothing to train on: no row is left; give more, or lower validation")
+        run, settings, seed = self.run, self.settings, self.run.recipe.run.seed
+        model, size = self.scored(), settings.batch_size
+
+        def batches(epoch: int) -> list[list[int]]:
+            order = list(range(len(train)))
+            random.Random(f"{seed}/{self.name}/{epoch}").shuffle(order)
+            return [order[i : i + size] for i in range(0, len(order), size)]
+
+        def one(rows: list[int], step: int) -> Metrics:
+            rate = warmup_then_constant(step, peak=settings.learning_rate, warmup=settings.warmup_steps)
+            metrics = update(model, optimizer, [train[i] for i in rows], rate)
+            return {**metrics, "learning_rate": rate}
+
+        with self.training(model, settings.max_grad_norm) as optimizer:
+            run.display.start(self.name, settings.epochs * math.ceil(len(train) / size), self.step)
+            run_epochs(
+                optimizer,
+                settings,
+                self.progress,
+                batches=batches,
+                update=one,
+                validate=(lambda: validate(model, held)) if held else None,
+                on_step=lambda step, metrics: run.log(self.name, step, metrics),
+                on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+            )
+            self.progress.best = {}
+        return model
+
+    def export(self, model: ScoredModel, info: RewardInfo) -> Path:
+        """Write the model to the run folder, in a folder of the rung's name."""
+        self.run.display.status(f"saving {self.name}")
+        folder: Path = self.run.folder.path
+        with room_for("the reward model", folder):
+            return save_scored(model, folder / self.name, info)
+
+    def state(self) -> dict[str, Any]:
+        return {**self.progress.plain(), "at_best": self.progress.at_best}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The policy (an earlier rung may have trained it), then the copy's masters and moments."""
+        tensors = policy_tensors(self.run.bench.policy.model)
+        if self.optimizer is not None:
+            tensors |= self.optimizer.tensors()
+            if not self.progress.at_best:  # else the masters are the best weights
+                tensors |= {f"{BEST}{name}": t for name, t in self.progress.best.items()}
+        elif self.model is not None:  # trained, not yet exported
+            tensors |= {f"{MASTER}{name}": p.detach() for name, p in self.model.trainable().items()}
+        return tensors
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        policy = {name: t for name, t in tensors.items() if name.startswith(POLICY)}
+        load_policy(self.run.bench.policy.model, policy)
+        kept = MASTER if state["at_best"] else BEST
+        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+        self.progress = EpochState.of(state, best)
+        if any(name.startswith(MASTER) for name in tensors):  # taken after training began
+            model = self.scored()
+            self.optimizer = MasterOptimizer(model.trainable(), max_grad_norm=self.settings.max_grad_norm)
+            self.optimizer.load(dict(tensors))

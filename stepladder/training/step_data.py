@@ -1,0 +1,86 @@
+"""Solutions with a label for each step: from a file, made by the environment, or labelled by rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from stepladder.data.budget import Dropped, Tally
+from stepladder.data.records import Steps
+from stepladder.data.samples import Encoder, StepSample, step_samples
+from stepladder.data.split import split_by_content
+from stepladder.errors import DataError
+from stepladder.policies.atomic import write_file
+from stepladder.sections.process_reward_model import ProcessRewardModelSection
+from stepladder.training.ranking_data import budget_of, say_tally
+from stepladder.training.scoring_files import read_steps
+from stepladder.training.setup import Workbench
+from stepladder.training.step_labels import monte_carlo_steps
+from stepladder.types import Message
+
+STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelled
+
+
+def step_data(
+    bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int
+) -> tuple[list[StepSample], list[StepSample]]:
+    """(training, validation) solutions with no prompt in common. Raises DataError where none is left."""
+    rows = step_rows(bench, settings, folder, seed=seed)
+    train, held = split_by_content(rows, settings.validation, seed)
+    return encode(bench.renderer, train, settings, "train"), encode(bench.renderer, held, settings, "held")
+
+
+def step_rows(
+    bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int
+) -> list[Steps]:
+    """The records. Those that rollouts label are kept in `folder`, so that a resumed run has them."""
+    if settings.data is not None:
+        return read_steps(settings.data)
+    if settings.solutions:
+        return bench.world.step_solutions(settings.solutions, seed)
+    file = folder / STEPS_FILE
+    if not file.is_file():
+        rows = bench.runner.run(monte_carlo_steps(bench, settings, seed=seed))
+        write_file(file, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    return [_from_json(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+
+
+def encode(
+    renderer: Encoder, rows: Sequence[Steps], settings: ProcessRewardModelSection, name: str
+) -> list[StepSample]:
+    """Solutions as samples with the steps that are trained on; unusable ones are counted and said.
+
+    Raises DataError where nothing is left of some rows.
+    """
+    tally, out = Tally(), []
+    for i, row in enumerate(rows):
+        found = step_samples(
+            renderer,
+            row,
+            group_id=f"{name}-{i}",
+            budget=budget_of(settings),
+            separator=settings.separator,
+            tally=tally,
+        )
+        if not isinstance(found, Dropped):
+            out.append(supervised(found, settings))
+    say_tally(tally, name)
+    if rows and not out:
+        raise DataError(f"no solution of {len(rows)} can be used: {tally.text}")
+    return out
+
+
+def supervised(found: StepSample, settings: ProcessRewardModelSection) -> StepSample:
+    """With "to_first_wrong", the steps up to and including the first one that is more wrong than right."""
+    if settings.supervise == "all":
+        return found
+    wrong = next((i for i, label in enumerate(found.labels) if label < 0.5), len(found.labels))
+    return replace(found, ends=found.ends[: wrong + 1], labels=found.labels[: wrong + 1])
+
+
+def _from_json(line: str) -> Steps:
+    row = json.loads(line)
+    prompt = tuple(Message(m["role"], m["content"]) for m in row["prompt"])
+    return Steps(prompt, tuple(row["steps"]), tuple(row["labels"]))
