@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
+from stepladder.sections.rejection_sampling import RejectionSamplingSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
     EnvironmentSection,
@@ -24,6 +25,9 @@ from stepladder.sections.run import (
 )
 from stepladder.sections.section import Section
 from stepladder.sections.sft import SftSection
+
+RUNG_SECTIONS = ("sft", "rejection_sampling", "rl")  # what trains
+PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
 class EvalRecipe(Section):
@@ -44,13 +48,14 @@ class Recipe(Section):
     environment: EnvironmentSection | None = None
     rollout: RolloutSection = RolloutSection()
     sft: SftSection | None = None
+    rejection_sampling: RejectionSamplingSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
     def check(self) -> Recipe:
         """What no single section can see."""
-        if self.sft is None and self.rl is None:
+        if all(getattr(self, rung) is None for rung in RUNG_SECTIONS):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         if self.environment is None:
             self._refuse_missing_environment()
@@ -80,8 +85,9 @@ class Recipe(Section):
 
     def _refuse_missing_environment(self) -> None:
         """A recipe without a world trains on files alone."""
-        if self.rl is not None:
-            wants = "[rl] plays episodes"
+        players = [name for name in PLAYING if getattr(self, name) is not None]
+        if players:
+            wants = f"[{players[0]}] plays episodes"
         elif self.sft is not None and self.sft.data is None:
             wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
         else:

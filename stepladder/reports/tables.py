@@ -13,6 +13,7 @@ LABELS = {
     "raw": "raw model",
     "few-shot": "raw model, shown worked examples",
     "sft": "after the warm start (SFT)",
+    "rejection_sampling": "after rejection sampling",
     "more-sft": "control: more SFT instead of RL",
     "rl": "after RL",
 }

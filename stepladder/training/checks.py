@@ -22,6 +22,12 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
         )
     if recipe.rl is not None:
         require_tasks(world, "train", 1)
+    sampling = recipe.rejection_sampling
+    if sampling is not None and sampling.tasks > world.count("train"):
+        raise ConfigError(
+            f"rejection_sampling.tasks={sampling.tasks} a round, but the split 'train' has "
+            f"{world.count('train')}; set rejection_sampling.tasks = {world.count('train')}, and more samples"
+        )
     if recipe.sft is not None and recipe.sft.data is None and not world.demonstrates:
         raise ConfigError(
             f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "

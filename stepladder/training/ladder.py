@@ -25,6 +25,7 @@ from stepladder.reports.write import write_reports
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
+from stepladder.training.rejection_sampling import RejectionSamplingRung
 from stepladder.training.rl_rung import RlRung
 from stepladder.training.run_folder import RunFolder
 from stepladder.training.rung import Rung, load_policy, policy_tensors
@@ -35,7 +36,11 @@ from stepladder.training.tracking import open_tracker, require_tracker
 log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
-RUNGS: dict[str, type[Rung]] = {"sft": SftRung, "rl": RlRung}
+RUNGS: dict[str, type[Rung]] = {
+    "sft": SftRung,
+    "rejection_sampling": RejectionSamplingRung,
+    "rl": RlRung,
+}
 """By the recipe's section, in the order in which they are climbed."""
 
 

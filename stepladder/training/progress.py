@@ -18,6 +18,7 @@ _SHOWN = (  # metric, label, format
     ("tool_rate", "tools", ".0%"),
     ("validation_loss", "val loss", ".4f"),
     ("nll", "loss", ".4f"),
+    ("acceptance", "accepted", ".0%"),
     ("grad_norm", "grad", ".2f"),
     ("entropy", "entropy", ".2f"),
     ("log_ratio_abs", "mismatch", ".4f"),

@@ -65,14 +65,14 @@ class Workbench:
         if self._engine is not None:
             self._engine.sync(self.engine_version)
 
-    def agents(self, temperature: float) -> Agents:
-        """Agents that sample from the policy at `temperature`."""
+    def agents(self, temperature: float, max_tokens: int | None = None) -> Agents:
+        """Agents that sample from the policy at `temperature`, up to `max_tokens` a turn (the recipe's)."""
         r = self.recipe.rollout
         return policy_agents(
             self.engine,
             self.renderer,
             temperature=temperature,
-            max_tokens=r.max_tokens,
+            max_tokens=max_tokens or r.max_tokens,
             max_context=r.max_context,
         )
 
