@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +14,14 @@ from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import Limits, Scorer
+from stepladder.training.loop_thread import LoopThread
 from stepladder.training.setup import limits_of, make_scorer, make_world, prepare
 
 
 class Table(NamedTuple):
     """`agents(temperature, max_tokens)` gives the players; `max_tokens` None is the recipe's."""
 
-    runner: asyncio.Runner
+    runner: LoopThread
     world: CheckedWorld
     agents: Callable[..., Agents]
     scorer: Scorer | None
@@ -88,7 +88,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
 
         return make
 
-    with asyncio.Runner() as runner:
+    with LoopThread() as runner:
         try:
             runner.run(require_endpoint(client, model))
             runner.run(world.setup())
