@@ -12,7 +12,7 @@ from spine import digit_recipe, lines
 from test_ladder import Crash, _at_call, _crash
 
 from stepladder.config import Recipe
-from stepladder.data.datasets import read_demonstrations
+from stepladder.data.datasets import read_dataset
 from stepladder.errors import ConfigError, DataError, RunStopped
 from stepladder.training import ladder, rejection_sampling, sft
 from stepladder.training.progress import Display
@@ -71,11 +71,11 @@ def assert_same(got: Path, wanted: Path) -> None:
 
 
 def test_a_run_leaves_files_that_others_can_train_on(quiet: Path, tmp_path: Path) -> None:
-    rows = read_demonstrations(quiet / "accepted.jsonl")
+    rows = read_dataset(quiet / "accepted.jsonl", "demonstration").records
     kept = lines(quiet / "trajectories" / "accepted.jsonl")
     assert len(rows) == len(kept) > 0
     pairs = lines(quiet / "pairs.jsonl")
-    assert pairs
+    assert len(read_dataset(quiet / "pairs.jsonl", "preference")) == len(pairs) > 0
     for pair in pairs:
         assert pair["score_chosen"] > pair["score_rejected"]
         assert pair["chosen"][0]["role"] == pair["rejected"][0]["role"] == "assistant"

@@ -11,7 +11,7 @@ from rich.console import Console
 from spine import digit_recipe, lines
 from test_commands import endpoint
 
-from stepladder.data.datasets import read_demonstrations
+from stepladder.data.datasets import read_dataset
 from stepladder.errors import ConfigError
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
@@ -53,7 +53,7 @@ def test_a_teacher_behind_an_endpoint_writes_files_for_sft(tmp_path: Path) -> No
         tally = sampled(url, tmp_path / "s", selection=selection, reward=f"{__file__}:few_words")
     assert {body["model"] for _, body in bodies} == {"teacher"}
     assert tally["sampled"] == 12
-    rows = read_demonstrations(tmp_path / "s" / "accepted.jsonl")
+    rows = read_dataset(tmp_path / "s" / "accepted.jsonl", "demonstration").records
     assert len(rows) == tally["accepted"]
     assert {tool.name for row in rows for tool in row.tools} == {"calculator"}
     kept = lines(tmp_path / "s" / "accepted.jsonl")

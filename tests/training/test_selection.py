@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepladder.config import load_recipe
-from stepladder.data.datasets import demonstration_from
+from stepladder.data.datasets import read_dataset
 from stepladder.errors import ConfigError
 from stepladder.sections.rejection_sampling import Selection
+from stepladder.training.records import encode_line
 from stepladder.training.rows import accepted_row, pair_row
 from stepladder.training.selection import (
     REASONS,
@@ -180,9 +182,15 @@ def test_pairs_are_the_best_against_the_worst_that_ended_by_themselves() -> None
     assert (row["score_chosen"], row["score_rejected"]) == (0.4, 0.1)
 
 
-def test_a_row_is_what_our_own_reader_reads() -> None:
+def test_a_row_is_what_our_own_reader_reads(tmp_path: Path) -> None:
     good = played("", 1.0, calls=(ToolCall("add", {"a": 1}, id="c0"),))
-    read = demonstration_from(accepted_row(good))
+    (tmp_path / "a.jsonl").write_bytes(encode_line(accepted_row(good)))
+    (tmp_path / "p.jsonl").write_bytes(encode_line(pair_row(good, played("no", 0.0))))
+    (read,) = read_dataset(tmp_path / "a.jsonl", "demonstration").records
+    (pair,) = read_dataset(tmp_path / "p.jsonl", "preference").records
+    assert pair.prompt == TASK.messages
+    assert (pair.chosen, pair.tools) == (read.messages[1:], read.tools)
+    assert pair.rejected == (Message("assistant", "no"),)
     assert read.tools == (ADD,)
     assert read.messages[-1].tool_calls == good.messages[-1].tool_calls
 
