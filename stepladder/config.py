@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
+from stepladder.sections.distillation import DistillationSection
 from stepladder.sections.rejection_sampling import RejectionSamplingSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
@@ -26,7 +27,7 @@ from stepladder.sections.run import (
 from stepladder.sections.section import Section
 from stepladder.sections.sft import SftSection
 
-RUNG_SECTIONS = ("sft", "rejection_sampling", "rl")  # what trains
+RUNG_SECTIONS = ("sft", "rejection_sampling", "distillation", "rl")  # what trains
 PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
@@ -49,6 +50,7 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     sft: SftSection | None = None
     rejection_sampling: RejectionSamplingSection | None = None
+    distillation: DistillationSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
@@ -88,6 +90,10 @@ class Recipe(Section):
         players = [name for name in PLAYING if getattr(self, name) is not None]
         if players:
             wants = f"[{players[0]}] plays episodes"
+        elif self.distillation is not None and self.distillation.data is None:
+            wants = "[distillation] samples in an environment or asks it for demonstrations"
+        elif self.distillation is not None and self.distillation.on_policy > 0:
+            wants = f"distillation.on_policy={self.distillation.on_policy:g} plays episodes"
         elif self.sft is not None and self.sft.data is None:
             wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
         else:

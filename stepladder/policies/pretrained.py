@@ -88,6 +88,11 @@ def load_model(
     return model, tokenizer
 
 
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model, alone. Raises ModelNotFound."""
+    return _load_tokenizer(resolve_model(str(name)))
+
+
 def pick_device(device: str = "auto") -> str:
     """`auto` takes cuda, then mps, then cpu. A named device is checked.
 

@@ -14,6 +14,7 @@ LABELS = {
     "few-shot": "raw model, shown worked examples",
     "sft": "after the warm start (SFT)",
     "rejection_sampling": "after rejection sampling",
+    "distillation": "after distillation",
     "more-sft": "control: more SFT instead of RL",
     "rl": "after RL",
 }

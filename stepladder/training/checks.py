@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepladder.config import Recipe
+from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.evaluation import require_tasks
@@ -28,6 +29,12 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"rejection_sampling.tasks={sampling.tasks} a round, but the split 'train' has "
             f"{world.count('train')}; set rejection_sampling.tasks = {world.count('train')}, and more samples"
         )
+    teaching = recipe.distillation
+    if teaching is not None and teaching.demonstrations and not world.demonstrates:
+        raise ConfigError(
+            f"distillation.demonstrations asks the environment {recipe.environment.name!r} for "
+            "demonstrations, but it has no demonstrations(count, seed) method; give distillation.data"
+        )
     if recipe.sft is not None and recipe.sft.data is None and not world.demonstrates:
         raise ConfigError(
             f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
@@ -39,3 +46,5 @@ def check_data(recipe: Recipe) -> None:
     """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
+    if recipe.distillation is not None and recipe.distillation.data is not None:
+        read_dataset(recipe.distillation.data, "demonstration")

@@ -22,6 +22,7 @@ from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
+from stepladder.training.distillation import DistillationRung
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
@@ -39,6 +40,7 @@ TENSORS = "state.safetensors"
 RUNGS: dict[str, type[Rung]] = {
     "sft": SftRung,
     "rejection_sampling": RejectionSamplingRung,
+    "distillation": DistillationRung,
     "rl": RlRung,
 }
 """By the recipe's section, in the order in which they are climbed."""

@@ -249,6 +249,19 @@ class RunFolder:
         self._streams.clear()
 
 
+def model_folder(name: str) -> str | Path:
+    """The trained model inside a run folder; anything else stays what it is."""
+    path = Path(name)
+    if (path / RECIPE).is_file():
+        if not (path / "final").is_dir():
+            raise ConfigError(
+                f"the run {path} has not finished: it holds no final/ model. Continue it with "
+                f"`stepladder resume {path}`"
+            )
+        return path / "final"
+    return name
+
+
 def _begun(path: Path) -> bool:
     """Is this one of the things that `create` makes before the recipe, with nothing of the user's in it?"""
     if path.name in ("trajectories", "checkpoints"):

@@ -23,6 +23,7 @@ from stepladder.rollout import Limits, Scorer
 from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
 from stepladder.training.loop_thread import LoopThread
+from stepladder.training.teacher import check_teacher
 from stepladder.types import Group
 
 
@@ -108,6 +109,8 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             policy = _with_lora(policy, recipe)
         elif not recipe.model.train_embeddings:
             policy.freeze_embeddings()
+        if isinstance(recipe, Recipe) and recipe.distillation is not None:
+            check_teacher(recipe.distillation, policy.tokenizer)
         renderer = make_renderer(policy)
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)

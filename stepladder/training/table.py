@@ -15,6 +15,7 @@ from stepladder.errors import ConfigError
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import Limits, Scorer
 from stepladder.training.loop_thread import LoopThread
+from stepladder.training.run_folder import model_folder
 from stepladder.training.setup import limits_of, make_scorer, make_world, prepare
 
 
@@ -54,19 +55,6 @@ def table_recipe(
 def is_endpoint(model: str) -> bool:
     """Is this an address instead of a model?"""
     return model.startswith(("http://", "https://"))
-
-
-def model_folder(name: str) -> str | Path:
-    """The trained model inside a run folder; anything else stays what it is."""
-    path = Path(name)
-    if (path / RECIPE).is_file():
-        if not (path / "final").is_dir():
-            raise ConfigError(
-                f"the run {path} has not finished: it holds no final/ model. Continue it with "
-                f"`stepladder resume {path}`"
-            )
-        return path / "final"
-    return name
 
 
 @contextlib.contextmanager
