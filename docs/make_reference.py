@@ -22,10 +22,11 @@ INTRO = """\
 
 <!-- Written by docs/make_reference.py from stepladder/sections; edit the descriptions there. -->
 
-A recipe is one TOML file. At least one rung (`[sft]`, `[preference]`, `[rl]`) is needed, and an
-`[environment]` unless all training is on files; everything else has the default that the tables show. A key
-that is not listed is refused with the nearest one that is; a value of the wrong kind and two settings that
-contradict each other are refused too, before a model is loaded.
+A recipe is one TOML file. At least one rung (`[sft]`, `[rejection_sampling]`, `[preference]`,
+`[reward_model]`, `[process_reward_model]`, `[distillation]`, `[rl]`) is needed, and an `[environment]`
+unless all training is on files; everything else has the default that the tables show. A key that is not
+listed is refused with the nearest one that is; a value of the wrong kind and two settings that contradict
+each other are refused too, before a model is loaded.
 
 ```toml
 [environment]

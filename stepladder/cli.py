@@ -2,6 +2,7 @@
 
 stepladder train calculator rl.steps=20      a recipe by name or file, with dotted overrides
 stepladder eval MODEL --env calculator       a checkpoint, a hub model or an endpoint, without training
+stepladder sample MODEL --env calculator     its good episodes as training files
 stepladder inspect calculator                the first batch as coloured tokens, before any training
 stepladder chat runs/calculator              talk to the trained agent, tools live
 stepladder resume runs/calculator            continue a stopped or killed run
@@ -83,24 +84,99 @@ def evaluate(
     ] = None,
     tasks: Annotated[int, typer.Option(help="how many held-out tasks")] = 100,
     split: Annotated[str, typer.Option(help="which split")] = "test",
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; unset: 0, and 1 with several samples")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of sampling")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="episodes of each task: pass@k and votes")] = 1,
+    k: Annotated[str, typer.Option(help="sample counts of the curves, such as 1,4,16")] = "",
+    against: Annotated[str, typer.Option(help="another model on the same tasks: a paired comparison")] = "",
+    reward: Annotated[
+        str, typer.Option(help="import path of the reward that best-of-n and weighted votes go by")
+    ] = "",
+    answer: Annotated[
+        str, typer.Option(help="import path of a function that reads the answer of a trajectory")
+    ] = "",
+    budgets: Annotated[str, typer.Option(help="sampled tokens a turn as an axis, such as 32,64,128")] = "",
     endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
     out: Annotated[Path | None, typer.Option(help="write the trajectories there, as JSONL")] = None,
+    report: Annotated[Path | None, typer.Option(help="folder for evaluation.json, .html and plots")] = None,
 ) -> None:
     """Evaluate a model, or anything behind an OpenAI-compatible endpoint, on any environment."""
-    from stepladder.training.evaluate import evaluate_model
+    if samples == 1 and not (against or budgets or report or k or reward):
+        from stepladder.training.evaluate import evaluate_model
 
-    evaluate_model(
-        model,
+        evaluate_model(
+            model,
+            environment=env,
+            overrides=overrides or [],
+            tasks=tasks,
+            split=split,
+            temperature=temperature or 0.0,
+            seed=seed,
+            endpoint_model=endpoint_model,
+            out=out,
+        )
+        return
+    from stepladder.training.evaluate_samples import Asked, evaluate_samples
+
+    asked = Asked(
         environment=env,
         overrides=overrides or [],
         tasks=tasks,
         split=split,
-        temperature=temperature,
+        samples=samples,
+        ks=_numbers("--k", k),
+        temperature=temperature if temperature is not None else float(samples > 1),
         seed=seed,
         endpoint_model=endpoint_model,
+        reward=reward or None,
+        answer=answer or None,
+        budgets=_numbers("--budgets", budgets),
+    )
+    evaluate_samples(model, asked, against=against or None, out=out, report=report)
+
+
+@app.command()
+def sample(
+    model: Annotated[
+        str,
+        typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint"),
+    ],
+    env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
+    out: Annotated[Path, typer.Option(help="a new folder for accepted.jsonl and pairs.jsonl")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="overrides such as rollout.max_turns=4 model.dtype=float32"),
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 8,
+    tasks: Annotated[int, typer.Option(min=1, help="how many tasks, the first of the split")] = 100,
+    split: Annotated[str, typer.Option(help="which split")] = "train",
+    temperature: Annotated[float, typer.Option(help="of sampling")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of sampling")] = 0,
+    keep: Annotated[str, typer.Option(help="all, best, shortest or statistical")] = "all",
+    cap: Annotated[int, typer.Option(min=1, help="accepted episodes of one task at most")] = 4,
+    require: Annotated[str, typer.Option(help="solved or scored; auto: solved")] = "auto",
+    beta: Annotated[float | None, typer.Option(help="temperature of --keep statistical")] = None,
+    reward: Annotated[str, typer.Option(help="import path of a reward, added to the environment's")] = "",
+    endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
+) -> None:
+    """Sample episodes and keep the good ones as training files: one's own, or a teacher's."""
+    from stepladder.training.sample import sample_files
+
+    sample_files(
+        model,
+        environment=env,
+        overrides=overrides or [],
         out=out,
+        n=n,
+        tasks=tasks,
+        split=split,
+        temperature=temperature,
+        seed=seed,
+        selection={"keep": keep, "cap": cap, "require": require, "beta": beta},
+        reward=reward or None,
+        endpoint_model=endpoint_model,
     )
 
 
@@ -162,6 +238,16 @@ def version() -> None:
     from stepladder import __version__
 
     typer.echo(__version__)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers."""
+    from stepladder.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"{option} takes whole numbers such as 1,4,16; got {text!r}") from None
 
 
 def _show(path: Path) -> None:

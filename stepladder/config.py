@@ -14,9 +14,11 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
+from stepladder.sections.distillation import DistillationSection
 from stepladder.sections.engine import EngineSection
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.sections.process_reward_model import ProcessRewardModelSection
+from stepladder.sections.rejection_sampling import RejectionSamplingSection
 from stepladder.sections.reward_model import RewardModelSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.run import (
@@ -28,6 +30,17 @@ from stepladder.sections.run import (
 )
 from stepladder.sections.section import Section
 from stepladder.sections.sft import SftSection
+
+RUNG_SECTIONS = (  # what trains
+    "sft",
+    "distillation",
+    "rejection_sampling",
+    "preference",
+    "reward_model",
+    "process_reward_model",
+    "rl",
+)
+PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
 class EvalRecipe(Section):
@@ -59,14 +72,15 @@ class Recipe(Section):
     preference: PreferenceSection | None = None
     reward_model: RewardModelSection | None = None
     process_reward_model: ProcessRewardModelSection | None = None
+    rejection_sampling: RejectionSamplingSection | None = None
+    distillation: DistillationSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
     def check(self) -> Recipe:
         """What no single section can see."""
-        rungs = (self.sft, self.preference, self.reward_model, self.process_reward_model, self.rl)
-        if all(rung is None for rung in rungs):
+        if all(getattr(self, rung) is None for rung in RUNG_SECTIONS):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         self.engine.check_exact(self.run.exact)
         if self.environment is None:
@@ -112,8 +126,13 @@ class Recipe(Section):
 
     def _refuse_missing_environment(self) -> None:
         """A recipe without a world trains on files alone."""
-        if self.rl is not None:
-            wants = "[rl] plays episodes"
+        players = [name for name in PLAYING if getattr(self, name) is not None]
+        if players:
+            wants = f"[{players[0]}] plays episodes"
+        elif self.distillation is not None and self.distillation.data is None:
+            wants = "[distillation] samples in an environment or asks it for demonstrations"
+        elif self.distillation is not None and self.distillation.on_policy > 0:
+            wants = f"distillation.on_policy={self.distillation.on_policy:g} plays episodes"
         elif self.sft is not None and self.sft.data is None:
             wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
         elif self.preference is not None and self.preference.data is None:

@@ -27,6 +27,7 @@ from stepladder.types import (
     StopReason,
     Task,
     TextPart,
+    Tool,
     Trajectory,
 )
 
@@ -171,6 +172,7 @@ class Episode:
         self.rewards: list[float | None] = []
         self.parts: dict[str, float | None] = {}
         self.info: dict[str, Any] = {}
+        self.tools: tuple[Tool, ...] = ()
 
     async def play(self) -> Trajectory:
         """From reset to the record. Only programming errors and cancellation leave this function."""
@@ -194,6 +196,7 @@ class Episode:
     async def _loop(self, environment: CheckedEnvironment) -> StopReason:
         reset = await environment.reset(self.request.task, seed=self.request.task.seed)
         self.info.update(reset.info)
+        self.tools = reset.tools
         self.agent.begin(reset.messages, reset.tools)
         for turn in range(self.limits.max_turns):
             act = await self.agent.act(derive_seed(self.request.seed, turn))
@@ -271,6 +274,7 @@ class Episode:
             seconds=seconds,
             samples=record.samples,
             info=dict(self.info),
+            tools=self.tools,
         )
 
 

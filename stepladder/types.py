@@ -257,7 +257,10 @@ StopReason: TypeAlias = Literal["terminated", "truncated", "max_turns", "length"
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The record of one episode. `rewards[k]` belongs to turn k; `score` is None inside when unscored."""
+    """The record of one episode. `rewards[k]` belongs to turn k; `score` is None inside when unscored.
+
+    `tools` are those that the episode began with.
+    """
 
     id: str
     group_id: str
@@ -271,6 +274,7 @@ class Trajectory:
     seconds: float = 0.0
     samples: tuple[TrainingSample, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
 
     @property
     def truncated(self) -> bool:

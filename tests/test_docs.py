@@ -176,6 +176,8 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
     overrides = (
         "rl.steps=3 rl.tasks_per_step=4 rl.group_size=4 rl.evaluate_every=2 rl.updates_per_batch=2 "
         "rl.kl_coefficient=0.01 sft.demonstrations=16 sft.batch_size=8 sft.epochs=1 sft.validation=4 "
+        "rejection_sampling.tasks=4 rejection_sampling.samples=3 rejection_sampling.require=scored "
+        "rejection_sampling.epochs=1 rejection_sampling.validation=1 "
         "evaluation.raw=4 evaluation.tasks=4 evaluation.few_shot=1 run.threads=1"
     )
     folder = stepladder.train(load_recipe("hidden_digit", overrides.split()), display=Display(quiet=True))
@@ -184,14 +186,21 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
         return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
     metrics = lines("metrics.jsonl")
-    for phase in ("sft", "rl"):
+    for phase in ("sft", "rejection_sampling", "rl"):
         found = {key for line in metrics if line["phase"] == phase for key in line} - {"step", "phase"}
         for kind in ("reward/NAME", "failed/BOUNDARY", "version_lag/LAG"):
             found = {kind if key.startswith(kind.partition("/")[0] + "/") else key for key in found}
         assert found == documented(f'phase "{phase}"')
     evaluations = lines("evaluations.jsonl")
     assert {key for line in evaluations for key in line} == documented("evaluations.jsonl")
-    assert [line["rung"] for line in evaluations] == ["raw", "few-shot", "sft", "rl-2", "rl"]
+    assert [line["rung"] for line in evaluations] == [
+        "raw",
+        "few-shot",
+        "sft",
+        "rejection_sampling",
+        "rl-2",
+        "rl",
+    ]
 
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")  # and the folder is the one it draws
     drawn = re.search(r"^runs/NAME/\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -20,8 +20,8 @@ from stepladder.evaluation import (
     solved,
     summarise,
     used_tool,
-    wilson_interval,
 )
+from stepladder.reports.tables import wilson_interval
 from stepladder.rollout import Limits
 from stepladder.types import Failure, Message, Reset, Score, Step, Task, ToolCall, Trajectory
 

@@ -2,12 +2,21 @@
 samples."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from ._checks import require_bool, require_finite, require_same_shape, working, zero_where_masked
+from ._checks import (
+    require_bool,
+    require_finite,
+    require_positive,
+    require_same_shape,
+    working,
+    zero_where_masked,
+)
 from .kl import exact_kl
 
 
@@ -47,3 +56,43 @@ def on_policy_distillation_advantages(
     student, teacher = student_logprobs.detach(), teacher_logprobs.detach()
     require_finite(mask, student_logprobs=student, teacher_logprobs=teacher)
     return zero_where_masked(mask, working(teacher) - working(student))
+
+
+def chunked_js(
+    student_hidden: Float[Tensor, "N d"],
+    student_head: Float[Tensor, "V d"],
+    teacher_hidden: Float[Tensor, "N e"],
+    teacher_head: Float[Tensor, "V e"],
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    chunk: int = 256,
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """(`generalised_js`, KL(student‖teacher)) [N] in nats from hidden states, logits z = h·Wᵀ/T of both.
+
+    At most `chunk` rows of logits exist at a time: each chunk is computed again in the backward pass. The KL
+    is for watching and has no gradient. Gradients go to the student's hidden states and head. The models may
+    differ in width, not in vocabulary.
+    """
+    require_positive(temperature=temperature, chunk=chunk)
+    if student_head.shape[0] != teacher_head.shape[0] or len(student_hidden) != len(teacher_hidden):
+        raise ValueError(
+            f"student and teacher must score the same tokens over one vocabulary; got {len(student_hidden)} "
+            f"and {len(teacher_hidden)} rows, {student_head.shape[0]} and {teacher_head.shape[0]} tokens"
+        )
+
+    def piece(hidden: Tensor, weight: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        student = torch.log_softmax(working(hidden @ weight.t()) / temperature, dim=-1)
+        teacher = torch.log_softmax(working(other @ teacher_head.t()) / temperature, dim=-1)
+        with torch.no_grad():
+            distance = exact_kl(student.detach(), teacher)
+        return generalised_js(student, teacher, beta=beta), distance
+
+    found: list[tuple[Tensor, Tensor]] = []
+    again: Callable[..., tuple[Tensor, Tensor]] = checkpoint
+    for start in range(0, len(student_hidden), chunk):
+        rows = slice(start, start + chunk)
+        other = teacher_hidden[rows].detach()
+        found.append(again(piece, student_hidden[rows], student_head, other, use_reentrant=False))
+    losses, distances = zip(*found, strict=True)
+    return torch.cat(losses), torch.cat(distances)

@@ -62,7 +62,7 @@ def load_model(
     folder = resolve_model(str(name))
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer_in(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         model = _load_adapter(folder, dtype=dtype, device=device, attn_implementation=attn_implementation)
         return model, tokenizer
@@ -86,6 +86,11 @@ def load_model(
     model.to(torch.device(chosen_device))  # type: ignore[arg-type]
     model.eval()  # type: ignore[no-untyped-call]
     return model, tokenizer
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model, alone. Raises ModelNotFound."""
+    return tokenizer_in(resolve_model(str(name)))
 
 
 def pick_device(device: str = "auto") -> str:
@@ -198,7 +203,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer in `folder`, with a pad token. Raises ModelNotFound where it cannot be loaded."""
     from transformers import AutoTokenizer
 

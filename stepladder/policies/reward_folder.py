@@ -32,7 +32,7 @@ from stepladder.policies.pretrained import (
     DType,
     load_config,
     load_model,
-    load_tokenizer,
+    tokenizer_in,
     no_progress_bars,
     pick_device,
     pick_dtype,
@@ -126,7 +126,7 @@ def load_scored(
             network = _load_adapter(folder, weights, dtype=dtype, device=device)
         else:
             network = _load_body(folder, dtype=dtype, device=device)
-    policy = Policy(network, load_tokenizer(folder))
+    policy = Policy(network, tokenizer_in(folder))
     freeze_output_layer(policy)
     return ScoredModel(policy, head=head), RewardInfo.read(folder)
 

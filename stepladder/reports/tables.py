@@ -14,6 +14,8 @@ LABELS = {
     "few-shot": "raw model, shown worked examples",
     "sft": "after the warm start (SFT)",
     "preference": "after preference optimisation",
+    "rejection_sampling": "after rejection sampling",
+    "distillation": "after distillation",
     "more-sft": "control: more SFT instead of RL",
     "rl": "after RL",
 }

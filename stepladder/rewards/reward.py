@@ -252,7 +252,7 @@ def group_columns(reward: Reward, trajectories: Sequence[Trajectory]) -> dict[st
     """
     tasks = [trajectory.task for trajectory in trajectories]
     # An environment may open with other messages than the task's: what precedes the policy is the prompt.
-    cut = [(t.messages, _prompt_length(t)) for t in trajectories]
+    cut = [(t.messages, prompt_length(t)) for t in trajectories]
     columns: dict[str, list[Any]] = {key: [task.data.get(key) for task in tasks] for key in tasks[0].data}
     columns |= {
         "reference": [task.reference for task in tasks],
@@ -275,7 +275,8 @@ def group_columns(reward: Reward, trajectories: Sequence[Trajectory]) -> dict[st
     return {p.name: columns[p.name] for p in parameters if p.name in columns}
 
 
-def _prompt_length(trajectory: Trajectory) -> int:
+def prompt_length(trajectory: Trajectory) -> int:
+    """How many of the messages came before the policy's first."""
     said = [i for i, message in enumerate(trajectory.messages) if message.role == "assistant"]
     # Assistant messages of the task itself are part of the prompt (few-shot examples).
     own = sum(message.role == "assistant" for message in trajectory.task.messages)

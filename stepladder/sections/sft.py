@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.sections.section import Section
+from stepladder.sections.fitting import FittingSection
 
 
-class SftSection(Section):
+class SftSection(FittingSection):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
 
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
@@ -24,20 +24,7 @@ class SftSection(Section):
         "drop",
         description="rows over max_tokens: left out, or cut at their end (texts: split); counted either way",
     )
-    epochs: int = Field(10, ge=1, description="at most; early stop comes first")
-    batch_size: int = Field(8, ge=1, description="samples per optimiser step")
-    learning_rate: float = Field(3e-5, gt=0, description="of AdamW, constant after the warm-up")
-    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     validation: int = Field(16, ge=0, description="rows held out, chosen by their content; 0: no early stop")
-    patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
-    min_improvement: float = Field(
-        0.005, ge=0, description="a validation loss is better when it is lower by this many nats a token"
-    )
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
-    )
-    token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
-    max_minutes: float | None = Field(None, gt=0, description="no new epoch begins after this time")
 
     @model_validator(mode="after")
     def _one_source(self) -> SftSection:

@@ -15,8 +15,9 @@ from stepladder.environments.tools import ToolBox
 from stepladder.errors import ConfigError
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import derive_seed
-from stepladder.training.evaluate import model_folder, run_sections
+from stepladder.training.run_folder import model_folder
 from stepladder.training.setup import Workbench, prepare
+from stepladder.training.table import run_sections
 from stepladder.types import Message, Tool
 
 MAX_CALLS = 8  # model calls that one line of the user may set off

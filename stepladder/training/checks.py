@@ -26,6 +26,18 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
         )
     if recipe.rl is not None:
         require_tasks(world, "train", 1)
+    sampling = recipe.rejection_sampling
+    if sampling is not None and sampling.tasks > world.count("train"):
+        raise ConfigError(
+            f"rejection_sampling.tasks={sampling.tasks} a round, but the split 'train' has "
+            f"{world.count('train')}; set rejection_sampling.tasks = {world.count('train')}, and more samples"
+        )
+    teaching = recipe.distillation
+    if teaching is not None and teaching.demonstrations and not world.demonstrates:
+        raise ConfigError(
+            f"distillation.demonstrations asks the environment {recipe.environment.name!r} for "
+            "demonstrations, but it has no demonstrations(count, seed) method; give distillation.data"
+        )
     if recipe.sft is not None and recipe.sft.data is None and not world.demonstrates:
         raise ConfigError(
             f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
@@ -61,6 +73,8 @@ def check_data(recipe: Recipe) -> None:
         _enough(process, len(read_steps(process.data)), "process_reward_model")
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
+    if recipe.distillation is not None and recipe.distillation.data is not None:
+        read_dataset(recipe.distillation.data, "demonstration")
     settings = recipe.preference
     if settings is not None and settings.data not in (None, EARLIER_RUNG):
         _check_preferences(settings, str(settings.data))

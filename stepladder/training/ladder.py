@@ -22,11 +22,13 @@ from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
+from stepladder.training.distillation import DistillationRung
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
 from stepladder.training.process_reward_model import ProcessRewardModelRung
 from stepladder.training.progress import Display
 from stepladder.training.records import evaluation_record
+from stepladder.training.rejection_sampling import RejectionSamplingRung
 from stepladder.training.reward_model import RewardModelRung
 from stepladder.training.rl_rung import RlRung
 from stepladder.training.run_folder import RunFolder
@@ -40,6 +42,8 @@ log = logging.getLogger("stepladder")
 TENSORS = "state.safetensors"
 RUNGS: dict[str, type[Rung]] = {
     "sft": SftRung,
+    "distillation": DistillationRung,
+    "rejection_sampling": RejectionSamplingRung,
     "preference": PreferenceRung,
     "reward_model": RewardModelRung,
     "process_reward_model": ProcessRewardModelRung,

@@ -20,6 +20,7 @@ _SHOWN = (  # metric, label, format
     ("nll", "loss", ".4f"),
     ("margin", "margin", ".3f"),
     ("accuracy", "acc", ".0%"),
+    ("acceptance", "accepted", ".0%"),
     ("grad_norm", "grad", ".2f"),
     ("entropy", "entropy", ".2f"),
     ("log_ratio_abs", "mismatch", ".4f"),

@@ -7,6 +7,7 @@
     evaluations.jsonl    one line per evaluation
     alarms.jsonl         one line per alarm, where there was one
     trajectories/        one line per trajectory
+    accepted.jsonl       conversations that rejection sampling kept, pairs.jsonl: better and worse ones
     checkpoints/         see policies/checkpoint.py
     final/               the trained model, a Hugging Face folder
     report.html, summary.txt
@@ -158,10 +159,18 @@ class RunFolder:
         step: int,
         phase: str,
         decode: Callable[[Sequence[int]], str] | None = None,
+        samples: bool = False,
     ) -> None:
-        """Append trajectories to trajectories/PHASE.jsonl, each with its step."""
-        lines = [{"step": step, **trajectory_to_dict(item, decode=decode)} for item in trajectories]
+        """Append trajectories to trajectories/PHASE.jsonl, each with its step; see `trajectory_to_dict`."""
+        lines = [
+            {"step": step, **trajectory_to_dict(item, decode=decode, samples=samples)}
+            for item in trajectories
+        ]
         self._append(f"trajectories/{phase}.jsonl", lines)
+
+    def log_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to a data file of the run, such as accepted.jsonl; `cut_back` knows it as well."""
+        self._append(name, rows)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics logged so far."""
@@ -215,7 +224,7 @@ class RunFolder:
         self.close()
 
     def _logs(self) -> list[str]:
-        top = [name for name in (METRICS, EVALUATIONS, ALARMS) if (self.path / name).is_file()]
+        top = sorted(path.name for path in self.path.glob("*.jsonl"))
         nested = sorted((self.path / "trajectories").glob("*.jsonl"))
         return top + [f"trajectories/{path.name}" for path in nested]
 
@@ -238,6 +247,19 @@ class RunFolder:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
+
+
+def model_folder(name: str) -> str | Path:
+    """The trained model inside a run folder; anything else stays what it is."""
+    path = Path(name)
+    if (path / RECIPE).is_file():
+        if not (path / "final").is_dir():
+            raise ConfigError(
+                f"the run {path} has not finished: it holds no final/ model. Continue it with "
+                f"`stepladder resume {path}`"
+            )
+        return path / "final"
+    return name
 
 
 def _begun(path: Path) -> bool:

@@ -25,6 +25,7 @@ from stepladder.training.checks import check_data, check_world
 from stepladder.training.engines import check_engine, make_engine, trains_while_playing
 from stepladder.training.loop_thread import LoopThread
 from stepladder.training.model_rewards import model_reward, names_model
+from stepladder.training.teacher import check_teacher
 from stepladder.types import Group
 
 
@@ -67,14 +68,14 @@ class Workbench:
         if self._engine is not None:
             self._engine.sync(self.engine_version)
 
-    def agents(self, temperature: float) -> Agents:
-        """Agents that sample from the policy at `temperature`."""
+    def agents(self, temperature: float, max_tokens: int | None = None) -> Agents:
+        """Agents that sample from the policy at `temperature`, up to `max_tokens` a turn (the recipe's)."""
         r = self.recipe.rollout
         return policy_agents(
             self.engine,
             self.renderer,
             temperature=temperature,
-            max_tokens=r.max_tokens,
+            max_tokens=max_tokens or r.max_tokens,
             max_context=r.max_context,
         )
 
@@ -111,6 +112,8 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             policy = _with_lora(policy, recipe)
         elif not recipe.model.train_embeddings:
             policy.freeze_embeddings()
+        if isinstance(recipe, Recipe) and recipe.distillation is not None:
+            check_teacher(recipe.distillation, policy.tokenizer)
         renderer = make_renderer(policy)
         undo.pop_all()
     return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)

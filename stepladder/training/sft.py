@@ -14,7 +14,7 @@ from torch import Tensor
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
-from stepladder.sections.sft import SftSection
+from stepladder.sections.fitting import FittingSection
 from stepladder.training.demonstrations import sft_data
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.rung import Run, Rung
@@ -57,7 +57,7 @@ def run_sft(
     optimizer: MasterOptimizer,
     samples: Sequence[TrainingSample],
     held_out: Sequence[TrainingSample],
-    settings: SftSection,
+    settings: FittingSection,
     state: SftState,
     *,
     seed: int,
@@ -114,7 +114,7 @@ def _validate(
     policy: Policy,
     optimizer: MasterOptimizer,
     held_out: Sequence[TrainingSample],
-    settings: SftSection,
+    settings: FittingSection,
     state: SftState,
 ) -> float:
     """The validation loss; the weights are kept where it is the best so far, by `min_improvement`."""
@@ -125,48 +125,53 @@ def _validate(
     return loss
 
 
-def _finished(settings: SftSection, state: SftState, validated: bool) -> bool:
+def _finished(settings: FittingSection, state: SftState, validated: bool) -> bool:
     """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
     if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
         return True
     return validated and state.epoch - state.best_epoch >= settings.patience
 
 
-class SftRung(Rung):
-    """Supervised fine-tuning on a file or on demonstrations of the environment."""
-
-    name: ClassVar[str] = "sft"
+class FittingRung(Rung):
+    """A rung that fits token sequences with `run_sft`, once or several times."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.progress = SftState()
+        self.before = 0  # steps of the rung that lie before the present fit
+
+    @property
+    def settings(self) -> FittingSection:
+        """The recipe's section of this rung."""
+        section = getattr(self.run.recipe, self.name)
+        assert isinstance(section, FittingSection)
+        return section
 
     @property
     def step(self) -> int:
-        return self.progress.step
+        return self.before + self.progress.step
 
-    def climb(self) -> None:
-        run, settings = self.run, self.run.recipe.sft
-        assert settings is not None
-        seed = run.recipe.run.seed
-        data = sft_data(run.bench, settings, seed=seed)
-        run.folder.log_data(self.name, data.facts())
-        run.display.note(f"{self.name}: {data.text}")
+    def fit(self, samples: Sequence[TrainingSample], validation: Sequence[TrainingSample], seed: int) -> None:
+        """From where `progress` stands to the end of this fit."""
+        run, settings = self.run, self.settings
         with self.training(run.bench.policy.model, settings.max_grad_norm) as optimizer:
-            per_epoch = math.ceil(len(data.train) / settings.batch_size)
-            run.display.start("sft", settings.epochs * per_epoch, self.step)
+            per_epoch = math.ceil(len(samples) / settings.batch_size)
+            run.display.start(self.name, self.before + settings.epochs * per_epoch, self.step)
             run_sft(
                 run.bench.policy,
                 optimizer,
-                data.train,
-                data.held,
+                samples,
+                validation,
                 settings,
                 self.progress,
                 seed=seed,
-                on_step=lambda step, metrics: run.log("sft", step, metrics),
+                on_step=self._on_step,
                 on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
             )
             self.progress.best = {}
+
+    def _on_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.run.log(self.name, self.before + step, metrics)
 
     def state(self) -> dict[str, Any]:
         return {**self.progress.plain(), "at_best": self.progress.at_best}
@@ -178,9 +183,21 @@ class SftRung(Rung):
         return tensors
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        settings = self.run.recipe.sft
-        assert settings is not None
         self.progress = SftState(**{k: v for k, v in state.items() if k != "at_best"})
-        self.load_optimizer(tensors, self.run.bench.policy.model, settings.max_grad_norm)
+        self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)
         kept = "master/" if state["at_best"] else "best/"
         self.progress.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+
+
+class SftRung(FittingRung):
+    """Supervised fine-tuning on a file or on demonstrations of the environment."""
+
+    name: ClassVar[str] = "sft"
+
+    def climb(self) -> None:
+        run, settings = self.run, self.run.recipe.sft
+        assert settings is not None
+        data = sft_data(run.bench, settings, seed=run.recipe.run.seed)
+        run.folder.log_data(self.name, data.facts())
+        run.display.note(f"{self.name}: {data.text}")
+        self.fit(data.train, data.held, run.recipe.run.seed)

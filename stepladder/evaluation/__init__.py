@@ -1,0 +1,23 @@
+"""How good a model is, on tasks it was not trained on: counts, curves over samples, comparisons."""
+
+from stepladder.evaluation.held_out import (
+    Evaluation,
+    WithExamples,
+    evaluate,
+    held_out,
+    require_tasks,
+    solved,
+    summarise,
+    used_tool,
+)
+
+__all__ = [
+    "Evaluation",
+    "WithExamples",
+    "evaluate",
+    "held_out",
+    "require_tasks",
+    "solved",
+    "summarise",
+    "used_tool",
+]

@@ -1,0 +1,83 @@
+"""Two models on the same tasks: what each task says, not two intervals side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepladder.errors import ConfigError
+from stepladder.evaluation.curves import resampled_means
+from stepladder.evaluation.samples import TaskSamples
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`one` minus `other`, mean share of solved samples a task. `p`: two-sided, of equal models.
+
+    `better`, `worse`, `equal` count tasks by the sign of their difference. `interval` holds the true
+    difference in 95 % of repetitions with other tasks (paired bootstrap).
+    """
+
+    n: int
+    one: float
+    other: float
+    difference: float
+    interval: tuple[float, float]
+    better: int
+    worse: int
+    equal: int
+    p: float
+
+
+def compare(one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: int = 0) -> Comparison:
+    """Compare two models that played the same tasks, in the same order.
+
+    Raises ConfigError where the tasks differ.
+    """
+    if [t.task for t in one] != [t.task for t in other] or not one:
+        raise ConfigError(
+            f"a paired comparison needs the same tasks on both sides; got {len(one)} and {len(other)}"
+        )
+    shares = [[t.solved / len(t.samples) for t in side] for side in (one, other)]
+    gaps = [a - b for a, b in zip(*shares, strict=True)]
+    better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+    low, high = np.quantile(resampled_means(gaps, seed=seed), [0.025, 0.975])
+    n = len(gaps)
+    return Comparison(
+        n=n,
+        one=sum(shares[0]) / n,
+        other=sum(shares[1]) / n,
+        difference=sum(gaps) / n,
+        interval=(float(low), float(high)),
+        better=better,
+        worse=worse,
+        equal=n - better - worse,
+        p=sign_test(better, worse),
+    )
+
+
+def by_domain(
+    one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: int = 0
+) -> dict[str, Comparison]:
+    """The comparison within each family of tasks: what was gained here, and lost elsewhere."""
+    domains = dict.fromkeys(t.domain for t in one)
+    return {
+        d: compare([t for t in one if t.domain == d], [t for t in other if t.domain == d], seed=seed)
+        for d in domains
+    }
+
+
+def sign_test(better: int, worse: int) -> float:
+    """The exact two-sided p of `better` against `worse` under even odds; ties say nothing.
+
+    p = min(1, 2·Σ_{i ≤ min} C(n, i)/2^n), n = better + worse. On solved-or-not it is McNemar's exact test.
+
+    >>> sign_test(5, 0), sign_test(0, 0)
+    (0.0625, 1.0)
+    """
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2**n))

@@ -1,0 +1,140 @@
+"""Several episodes of each held-out task, and what counts of them: solved, the answer given, a score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from stepladder.agents import Agents
+from stepladder.environments.environment import CheckedWorld
+from stepladder.evaluation.held_out import solved
+from stepladder.rewards.reward import Reward, final_answer, score_group
+from stepladder.rollout import Limits, Progress, Scorer, rollout
+from stepladder.types import Group, Task, Trajectory
+
+Answer = Callable[[Trajectory], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One episode. `answer` None: it gave none (failed, cut off), so no vote. `score` None: not scored."""
+
+    solved: bool
+    answer: str | None = None
+    score: float | None = None
+    tokens: int = 0
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSamples:
+    """The episodes of one task, in the order they were asked for; failed ones are in it, as unsolved."""
+
+    task: str
+    domain: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def solved(self) -> int:
+        return sum(sample.solved for sample in self.samples)
+
+
+async def play_samples(
+    agents: Agents,
+    world: CheckedWorld,
+    tasks: Sequence[Task],
+    *,
+    n: int,
+    limits: Limits,
+    seed: int,
+    scorer: Scorer | None = None,
+    on_trajectory: Progress | None = None,
+) -> list[Group]:
+    """`n` episodes of every task. One that failed is played once more, and stays in its group either way."""
+
+    async def play(pairs: Sequence[tuple[str, Task]], size: int) -> list[Group]:
+        return await rollout(
+            agents,
+            world,
+            pairs,
+            group_size=size,
+            limits=limits,
+            seed=seed,
+            scorer=scorer,
+            on_trajectory=on_trajectory,
+        )
+
+    groups = await play([(f"eval-{task.id}", task) for task in tasks], n)
+    again = [(g, i) for g, group in enumerate(groups) for i, t in enumerate(group.trajectories) if t.failure]
+    if again:
+        retried = await play([(f"{groups[g].id}-{i}-again", groups[g].task) for g, i in again], 1)
+        for (g, i), group in zip(again, retried, strict=True):
+            whole = list(groups[g].trajectories)
+            whole[i] = group.trajectories[0]
+            groups[g] = replace(groups[g], trajectories=tuple(whole))
+    return groups
+
+
+async def read_samples(
+    groups: Sequence[Group], *, answer: Answer | None = None, reward: Reward | None = None
+) -> list[TaskSamples]:
+    """Groups as numbers. `reward` gives the score that best-of-n and weighted votes go by.
+
+    Success is the environment's alone; the reward is not added to it.
+    """
+    read = answer or answer_of
+    out = []
+    for group in groups:
+        scored = None if reward is None else await score_group(group, [reward], environment_weight=0.0)
+        out.append(
+            TaskSamples(
+                group.task.id,
+                group.task.domain,
+                tuple(
+                    Sample(
+                        solved(t),
+                        None if t.failure is not None or t.truncated else read(t),
+                        None if scored is None else scored.trajectories[i].score.value,
+                        t.num_sampled_tokens,
+                        t.failure is not None,
+                    )
+                    for i, t in enumerate(group.trajectories)
+                ),
+            )
+        )
+    return out
+
+
+def answer_of(trajectory: Trajectory) -> str | None:
+    """What an episode answered, so that equal answers are equal texts; None for an empty one.
+
+    `info["answer"]` where the environment gives it; else what stands after the last "answer:" or in the last
+    boxed{} (without braces inside) of the last message, else all of it; in lower case, numbers without commas
+    and needless zeros.
+    """
+    if "answer" in trajectory.info:
+        return str(trajectory.info["answer"])
+    return canonical(final_answer(trajectory))
+
+
+def canonical(text: str) -> str | None:
+    """The answer inside a text.
+
+    >>> canonical("So. Answer: 1,200.0"), canonical("The answer: Yes."), canonical("**-.50**"), canonical(" ")
+    ('1200', 'yes', '-0.5', None)
+    """
+    found = list(re.finditer(r"answer\s*:|\\boxed\{([^{}]*)\}", text, re.IGNORECASE))
+    if found:
+        text = found[-1].group(1) or text[found[-1].end() :]
+    text = " ".join(text.lower().split()).lstrip(" *$").rstrip(" .*$")
+    if not text:
+        return None
+    if re.fullmatch(r"[+-]?(\d+(,\d{3})*|\d*)(\.\d+)?", text) and re.search(r"\d", text):
+        whole, _, fraction = text.replace(",", "").lstrip("+").partition(".")
+        sign, digits = ("-", whole[1:]) if whole.startswith("-") else ("", whole)
+        fraction = fraction.rstrip("0")
+        digits = digits.lstrip("0") or "0"
+        text = f"{sign}{digits}.{fraction}" if fraction else f"{sign}{digits}"
+        return "0" if text == "-0" else text
+    return text
