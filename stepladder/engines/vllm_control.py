@@ -68,7 +68,7 @@ class Control:
                     await response.aread()
                     raise EngineError(_refusal("/v1/completions", response))
                 async for line in response.aiter_lines():
-                    yield line
+                    yield self._whole(line)
         except httpx.HTTPError as error:
             if self.server is not None and isinstance(error, httpx.TransportError):
                 await asyncio.sleep(0.5)  # a dying server closes its sockets before it is gone
@@ -88,7 +88,7 @@ class Control:
                     response.read()
                     raise EngineError(_refusal("/v1/completions", response))
                 for line in response.iter_lines():
-                    draw.feed(line)
+                    draw.feed(self._whole(line))
         except httpx.HTTPError as error:
             raise self._lost(error) from error
 
@@ -169,6 +169,13 @@ class Control:
         if response.status_code != 200:
             raise EngineError(_refusal(path, response))
         return response.json() if response.content else None
+
+    def _whole(self, line: str) -> str:
+        """A line of a stream, unless it says that the server failed: its log knows why."""
+        if line.startswith('data: {"error"'):
+            why = self.server.last_words() if self.server is not None else ""
+            raise EngineError(f"the vLLM server failed while generating: {line[6:300]}. {why}".rstrip())
+        return line
 
     def _require_alive(self) -> None:
         if self.server is not None and not self.server.alive:

@@ -97,8 +97,6 @@ class Draw:
             return 0
         try:
             chunk = json.loads(data)
-            if "error" in chunk:
-                raise EngineError(f"the vLLM server failed while generating: {chunk['error']}")
             if usage := chunk.get("usage"):
                 details = usage.get("prompt_tokens_details") or {}
                 self.cached += details.get("cached_tokens") or 0

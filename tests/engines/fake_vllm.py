@@ -126,6 +126,9 @@ def handler(model: Model) -> type[BaseHTTPRequestHandler]:
                     model.release.wait(30)
                 if model.fault == "broken off" and n == 2:
                     return
+                if model.fault == "error" and n == 2:
+                    yield json.dumps({"error": {"message": "EngineCore encountered an issue", "code": 500}})
+                    return
                 time.sleep(model.delay)
                 last = n + 1 == len(drawn)
                 reason = None

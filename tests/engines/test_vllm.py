@@ -119,6 +119,7 @@ def test_every_parameter_that_changes_the_distribution_is_sent() -> None:
         ("cut prompt", r"changed the prompt: 2 ids were sent and 1 used, the first difference at 0"),
         ("own stop", r"ended a turn for the reason 'stop' after 3 of 8 tokens.*--generation-config vllm"),
         ("broken off", r"broke off after 2 of 8 tokens"),
+        ("error", r"failed while generating: \{.*EngineCore encountered an issue"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_refused(fault: str, message: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from spine import digit_recipe, lines
+from spine import lines
 
 from stepladder.config import load_recipe
 from stepladder.errors import EngineError, InvariantError
@@ -59,7 +59,7 @@ def test_the_tiny_recipe_trains_through_the_server(tmp_path: Path) -> None:
 
 def test_ids_log_probabilities_and_weights_of_the_real_server(tmp_path: Path) -> None:
     """The tiny model's output embeddings are shared: a CPU build loads them only when exported apart."""
-    bench = prepare(digit_recipe(tmp_path, "run", *SECTION))
+    bench = prepare(load_recipe("hidden_digit", SECTION))
     try:
         engine, policy, run = bench.engine, bench.policy, bench.runner.run
         vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
