@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ class Run:
 
     metrics: list[dict[str, Any]]
     alarms: list[dict[str, Any]]
-    seconds: float
+    held_out: float  # greedy, on 100 tasks of the test split
 
     def column(self, name: str) -> list[float]:
         return [float("nan") if m.get(name) is None else m[name] for m in self.metrics]
@@ -103,9 +102,9 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = ("rl.learning_rate=2e-3", "rl.steps=120")
+ECHO = ("environment.options.hopeless=0.5", "rl.learning_rate=1e-2", "rl.tasks_per_step=4", "rl.steps=90")
 TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
-PROVOKED = {"echo_trap": digit(*ECHO), "template_collapse": think(*TEMPLATE)}
+PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
 STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=100", "rl.stop_at_success=0.98")
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
@@ -119,7 +118,6 @@ HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
 
 def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) -> Run:
     """Train once, or read what an earlier call has left."""
-    began = time.monotonic()
     shared = (
         f"run.out={out}",
         f"run.name={name}",
@@ -128,7 +126,7 @@ def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) ->
         "run.threads=1",
         "run.checkpoint_every=100000",
         "evaluation.raw=0",
-        "evaluation.tasks=2",
+        "evaluation.tasks=100",
     )
     folder = out / name
     if not (folder / "report.html").is_file():
@@ -136,7 +134,7 @@ def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) ->
         train(recipe, overwrite=True, display=Display(quiet=True))
     metrics = [m for m in _lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
     alarms = _lines(folder / "alarms.jsonl") if (folder / "alarms.jsonl").is_file() else []
-    return Run(metrics, alarms, time.monotonic() - began)
+    return Run(metrics, alarms, _lines(folder / "evaluations.jsonl")[-1]["success"])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -158,17 +156,20 @@ def provoke(out: Path, seeds: Sequence[int]) -> Iterator[tuple[str, int, Run, Ru
 
 
 def provoked_line(alarm: str, seed: int, left: Run, rescued: Run) -> str:
-    at, fell = left.first(alarm), left.fell()
     others = sorted({a["name"] for a in left.alarms} - {alarm})
     return (
-        f"{alarm:18} {seed:4}  {_step(at)}  {_step(fell)}  {max(left.success()):5.2f}  {left.last():5.2f}  "
-        f"{max(rescued.success()[(at or 1) - 1 :]):7.2f}  {rescued.last():6.2f}   {', '.join(others) or '-'}"
+        f"{alarm:18} {seed:4}  {_step(left.first(alarm))}  {_step(left.fell())}  {max(left.success()):5.2f}  "
+        f"{left.last():5.2f}  {left.held_out:8.2f}  {rescued.last():9.2f}  {rescued.held_out:8.2f}   "
+        f"{', '.join(others) or '-'}"
     )
 
 
 def healthy_line(label: str, seed: int, run: Run) -> str:
     heard = ", ".join(f"{a['name']}@{a['step']}" for a in run.alarms) or "none"
-    return f"{label:20} {seed:4}  {len(run.metrics):5}  {run.success()[0]:5.2f}  {run.last():5.2f}   {heard}"
+    return (
+        f"{label:20} {seed:4}  {len(run.metrics):5}  {run.success()[0]:5.2f}  {run.last():5.2f}  "
+        f"{run.held_out:8.2f}   {heard}"
+    )
 
 
 def _step(step: int | None) -> str:
@@ -191,9 +192,20 @@ def main() -> None:
         args.table.write_text("\n".join(out) + "\n")
 
     if args.only != "healthy":
-        say("provoked: alarm at step, success below half its peak at step, peak, at the end (last 10 steps);")
-        say("the same seed with rl.on_alarm = 'remedy': peak after the alarm, at the end; other alarms")
-        say("alarm              seed  alarm   fell   peak    end   rescued     end   others")
+        say("Provoked. alarm: the step of its first alarm. fell: the step at which success (moving average,")
+        say(
+            "weight .2) is first below half its peak. end: success of the last 10 steps; held-out: greedy, "
+            "100"
+        )
+        say(
+            "tasks. rescued, held-out: the same seed with rl.on_alarm = 'remedy'. A part of the tasks is "
+            "hopeless:"
+        )
+        say("at most .5 (echo trap) and .4 (template collapse) can be solved.")
+        say(
+            "alarm              seed  alarm   fell   peak    end  held-out    rescued  held-out   other "
+            "alarms"
+        )
         shown = []
         for alarm, seed, left, rescued in provoke(args.out, args.seeds):
             say(provoked_line(alarm, seed, left, rescued))
@@ -210,7 +222,8 @@ def main() -> None:
         )
         say("")
     if args.only != "provoke":
-        say("healthy: steps, success at the first step and at the end (last 10 steps), alarms")
+        say("Healthy. success at the first step, of the last 10 steps, held-out; alarms")
+        say("run                  seed  steps  start    end  held-out   alarms")
         for label, (source, seeds) in HEALTHY.items():
             for seed in seeds:
                 name = f"healthy-{label.replace(', ', '-')}-{seed}"

@@ -65,12 +65,13 @@ class Alarm:
 
 @dataclass(slots=True)
 class Smoothed:
-    """An exponential moving average with its peak; the first `settle` values cannot be a peak."""
+    """An exponential moving average with its peak and trough; the first `settle` values cannot be either."""
 
-    weight: float = 0.3
+    weight: float = 0.4
     settle: int = 3
     value: float | None = None
     peak: float | None = None
+    trough: float | None = None
     count: int = 0
     recent: list[float] = field(default_factory=list)  # the average at the last 10 observations
 
@@ -83,6 +84,7 @@ class Smoothed:
         self.recent = [*self.recent[-9:], self.value]
         if self.count >= self.settle:
             self.peak = self.value if self.peak is None else max(self.peak, self.value)
+            self.trough = self.value if self.trough is None else min(self.trough, self.value)
         return True
 
     @property
@@ -147,7 +149,11 @@ class Detector:
         if evidence is None or self.raised or self.held < self.patience:
             return None
         self.raised = True
-        return Alarm(self.name, step, evidence, self.message, self.advice, self.remedy)
+        return Alarm(self.name, step, evidence, self.message, self.advice, self.cure())
+
+    def cure(self) -> tuple[Change, ...]:
+        """The changes that the advice asks for; `remedy` where they do not depend on what was seen."""
+        return self.remedy
 
     def improving(self) -> bool:
         """Has reward risen lately? Then what looks like a collapse is learning."""
