@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,9 +51,14 @@ def part_of(file: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(file: Path, *, late: bool = True) -> Iterator[tuple[int, str]]:
     """(line, absolute module) of each import that runs; those under TYPE_CHECKING are for readers only."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file)
     package = ["stepladder", *file.relative_to(ROOT).parts[:-1]]
     stack: list[ast.AST] = [tree]
     while stack:
