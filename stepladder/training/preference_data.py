@@ -218,10 +218,10 @@ def with_reference(data: PairData | JudgedData, log: ReferenceLog) -> PairData |
     items = [*data.train, *data.held]
     answers = [answer for item in items for answer in _all_answers(item)]
     values = iter(log.of([answer.sample for answer in answers]))
-    measured = []
+    measured: list[Pair | Judged] = []
     for item in items:
-        known = [Answer(answer.sample, next(values)) for answer in _all_answers(item)]
-        measured.append(Pair(*known) if isinstance(item, Pair) else Judged(*known, item.desirable))
+        one, other = (Answer(answer.sample, next(values)) for answer in _all_answers(item))
+        measured.append(Pair(one, other) if isinstance(item, Pair) else Judged(one, other, item.desirable))
     cut = len(data.train)
     return replace(data, train=measured[:cut], held=measured[cut:])  # type: ignore[arg-type]
 

@@ -83,8 +83,9 @@ class AnswerScores:
 
     def pick(self, rows: Any) -> AnswerScores:
         """Some of the answers."""
-        columns = (self.logprob, self.reference, self.length, self.kl)
-        return AnswerScores(*(column[rows] for column in columns), self.has_reference)
+        return AnswerScores(
+            self.logprob[rows], self.reference[rows], self.length[rows], self.kl[rows], self.has_reference
+        )
 
     @staticmethod
     def joined(parts: Sequence[AnswerScores]) -> AnswerScores:
@@ -94,8 +95,14 @@ class AnswerScores:
             return torch.cat([getattr(part, name).detach() for part in parts])
 
         computed = sum(part.tokens_computed for part in parts)
-        columns = [all_of(name) for name in ("logprob", "reference", "length", "kl")]
-        return AnswerScores(*columns, parts[0].has_reference, computed)
+        return AnswerScores(
+            all_of("logprob"),
+            all_of("reference"),
+            all_of("length"),
+            all_of("kl"),
+            parts[0].has_reference,
+            computed,
+        )
 
 
 def score(policy: Policy, answers: Sequence[Answer]) -> AnswerScores:
@@ -124,7 +131,6 @@ def pair_loss(settings: PreferenceSection) -> PairLoss:
     """The recipe's loss as a function of the scores of chosen and rejected, one value a pair."""
     beta, smoothing = settings.resolved_beta, settings.label_smoothing
     flipped = 0.1 if smoothing is None else smoothing
-    target = {"gamma": settings.gamma, "gamma_beta_ratio": settings.gamma_beta_ratio}
     per_token = settings.loss == "ipo" if settings.per_token is None else settings.per_token
     dpo = losses.length_normalised_dpo if per_token else losses.dpo
     # name: (function, by log-ratio to the reference?, by length?)
@@ -137,7 +143,13 @@ def pair_loss(settings: PreferenceSection) -> PairLoss:
             False,
         ),
         "ipo": (functools.partial(losses.ipo, tau=beta, average=per_token), True, True),
-        "simpo": (functools.partial(losses.simpo, beta=beta, **target), False, True),
+        "simpo": (
+            functools.partial(
+                losses.simpo, beta=beta, gamma=settings.gamma, gamma_beta_ratio=settings.gamma_beta_ratio
+            ),
+            False,
+            True,
+        ),
         "orpo": (functools.partial(losses.orpo, weight=beta), False, True),
     }
     function, by_ratio, by_length = table[settings.loss]
@@ -238,7 +250,7 @@ def kto_loss(
     )
 
 
-def cut(items: Sequence[Pair] | Sequence[Judged], token_budget: int) -> list[list[int]]:
+def cut(items: Sequence[Pair | Judged], token_budget: int) -> list[list[int]]:
     """Micro-batches of whole items, as their indices."""
     owner = [i for i, item in enumerate(items) for _ in item.answers]
     samples = [answer.sample for item in items for answer in item.answers]

@@ -134,7 +134,7 @@ def _read(path: Path, key: str, samples: Sequence[TrainingSample]) -> list[Tenso
     lengths = [sample.num_trained for sample in samples]
     if stamp is None or bytes(stamp.tolist()).decode() != key or saved["logprobs"].numel() != sum(lengths):
         return None
-    return list(saved["logprobs"].split(lengths))
+    return list(torch.split(saved["logprobs"], lengths))
 
 
 def _write(path: Path, key: str, values: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from rich.console import Console
 from spine import DIGIT_SYMBOLS, SIZES, lines, sample, tiny_policy
 
 from stepladder.config import Recipe, load_recipe
@@ -25,6 +27,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.training import ladder, preference
 from stepladder.training.epochs import EpochState
+from stepladder.training.inspect import inspect_recipe
 from stepladder.training.preference import learning_rate, run_preference
 from stepladder.training.preference_data import (
     PairData,
@@ -518,6 +521,16 @@ def test_a_world_without_pairs_and_a_file_too_small_are_refused(tmp_path: Path) 
     data = write_pairs(tmp_path / "few.jsonl", 5)
     with pytest.raises(DataError, match=r"has 5 pairs.*validation = 1"):
         train(load_recipe({**base, "preference": {"data": str(data)}}))
+
+
+@pytest.mark.parametrize(("loss", "names"), [("dpo", ("chosen", "rejected")), ("kto", ("good", "bad"))])
+def test_inspect_shows_what_is_pushed_up_and_down(tmp_path: Path, loss: str, names: tuple[str, ...]) -> None:
+    out = io.StringIO()
+    inspect_recipe(recipe(tmp_path, "run", f"preference.loss={loss}"), samples=40, console=Console(file=out))
+    text = out.getvalue()
+    assert f"preference ({loss})" in text
+    assert "26 rows: 26 kept" in text or "52 rows: 52 kept" in text
+    assert all(name in text for name in names)
 
 
 def test_pairs_of_an_earlier_rung_are_taken_from_the_run_folder(tmp_path: Path) -> None:
