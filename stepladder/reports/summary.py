@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.reports.run import RunData, read_run
+from stepladder.reports.scoring import scoring_texts
 from stepladder.reports.tables import (
     NONE,
     RungRow,
@@ -41,6 +42,7 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
     if pair:
         for when, (row, example) in zip(("Before", "After"), pair, strict=True):
             blocks.append(_trajectory(f"{when} ({row.label}), task {task_id(example)}", example))
+    blocks += scoring_texts(run.path)
     if trained := _trained(run):
         blocks.append(trained)
     blocks.append(f"Report: {report or run.path / 'report.html'}")
