@@ -209,6 +209,28 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
         assert child.name == ".lock" or f"  {child.name}" in drawn.group(1)
 
 
+@pytest.mark.parametrize(
+    ("phase", "world", "source"),
+    [("reward_model", "reviews", "pairs"), ("process_reward_model", "step_sums", "solutions")],
+)
+def test_every_metric_of_a_reward_model_is_on_the_page(
+    workplace: Path, phase: str, world: str, source: str
+) -> None:
+    data = {
+        "model": {"name": "tiny", "dtype": "float32", "options": {"hidden": 32, "layers": 1}},
+        "environment": {"name": world},
+        phase: {source: 24, "epochs": 1, "validation": 8},
+        "evaluation": {"raw": 0},
+        "run": {"threads": 1},
+    }
+    folder = stepladder.train(load_recipe(data), display=Display(quiet=True))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {key for line in lines for key in line} - {"step", "phase"} == documented(f'phase "{phase}"')
+    assert "held out: accuracy" in (folder / "summary.txt").read_text()
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    assert f"{phase}/" in page
+
+
 # -- links ------------------------------------------------------------------------------------------------
 
 

@@ -78,15 +78,16 @@ class ReviewsWorld:
 
     def preferences(self, count: int, seed: int = 0) -> list[Preference]:
         """Two reviews of one thing that `worth` tells apart, the better one chosen."""
-        rng, out = random.Random(f"{self.seed}/preference/{seed}"), []
+        rng = random.Random(f"{self.seed}/preference/{seed}")
+        out: list[Preference] = []
         while len(out) < count:
             thing = rng.choice(THINGS)
             one, other = _review(rng, thing), _review(rng, thing)
             if worth(one) == worth(other):
                 continue
             good, bad = sorted((one, other), key=worth, reverse=True)
-            sides = ((Message("assistant", text),) for text in (good, bad))
-            out.append(Preference((_question(thing, len(out)),), *sides))
+            chosen, rejected = ((Message("assistant", text),) for text in (good, bad))
+            out.append(Preference((_question(thing, len(out)),), chosen, rejected))
         return out
 
 

@@ -32,11 +32,11 @@ from stepladder.policies.pretrained import (
     DType,
     load_config,
     load_model,
-    tokenizer_in,
     no_progress_bars,
     pick_device,
     pick_dtype,
     resolve_model,
+    tokenizer_in,
     zero_dropout,
 )
 
@@ -216,7 +216,7 @@ def _load_body(folder: Path, *, dtype: DType, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     where = pick_device(device)
-    network, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         config=load_config(folder),
         dtype=pick_dtype(dtype, where),
@@ -225,6 +225,7 @@ def _load_body(folder: Path, *, dtype: DType, device: str) -> Any:
         local_files_only=True,
         output_loading_info=True,
     )
+    network, report = loaded
     body = f"{network.base_model_prefix}."
     missing = sorted(key for key in report["missing_keys"] if key.startswith(body))
     if missing:
@@ -241,7 +242,7 @@ def _load_adapter(folder: Path, weights: Mapping[str, Tensor], *, dtype: DType, 
     config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
     network: Any = get_peft_model(base, config)
     body = {k: t for k, t in weights.items() if "score" not in k.split(".")}
-    report = set_peft_model_state_dict(network, body)
+    report: Any = set_peft_model_state_dict(network, body)
     missing = sorted(k for k in report.missing_keys if "lora_" in k)
     if missing or report.unexpected_keys:
         name = missing[0] if missing else sorted(report.unexpected_keys)[0]
@@ -263,9 +264,9 @@ def _quiet() -> Iterator[None]:
     """transformers would warn of an output layer that a scoring model neither has nor needs."""
     from transformers.utils import logging as hf_logging
 
-    level = hf_logging.get_verbosity()  # type: ignore[no-untyped-call]
+    level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        hf_logging.set_verbosity(level)  # type: ignore[no-untyped-call]
+        hf_logging.set_verbosity(level)

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepladder.reports.alarms import alarm_text
 from stepladder.reports.run import RunData, read_run
+from stepladder.reports.scoring import scoring_texts
 from stepladder.reports.tables import (
     NONE,
     RungRow,
@@ -47,6 +48,7 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
     if run.data:
         lines = [printable(f"{rung}: {facts.get('text', '')}") for rung, facts in run.data.items()]
         blocks.append("\n".join(["Data", *(textwrap.fill(line, WIDTH) for line in lines)]))
+    blocks += scoring_texts(run.path)
     if trained := _trained(run):
         blocks.append(trained)
     blocks.append(f"Report: {report or run.path / 'report.html'}")

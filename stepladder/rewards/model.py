@@ -70,9 +70,9 @@ class RewardModel:
         flat = [i for i, member in enumerate(members) if not member.std > 0]
         if normalise and flat:
             raise ConfigError(
-                f"reward model {flat[0]} gave every training row the same score "
-                f"(std {members[flat[0]].std}), so its scores cannot be normalised: it has learnt nothing. Train it longer, or use raw scores "
-                "(normalise=False, in a recipe ?normalise=false)"
+                f"reward model {flat[0]} gave every training row the same score (std "
+                f"{members[flat[0]].std}), so its scores cannot be normalised: it has learnt nothing. Train "
+                "it longer, or use raw scores (normalise=False, in a recipe ?normalise=false)"
             )
         self.members, self.combine, self.normalise = tuple(members), combine, normalise
 

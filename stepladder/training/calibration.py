@@ -16,7 +16,7 @@ def reliability(probabilities: Tensor, outcomes: Tensor, *, bins: int = 10) -> R
     """
     which = (probabilities.double() * bins).long().clamp(max=bins - 1)
     rows = []
-    for b in which.unique().tolist():
+    for b in sorted(set(which.tolist())):
         inside = which == b
         mean, share = probabilities[inside].double().mean(), outcomes[inside].double().mean()
         rows.append((round(float(mean), 6), round(float(share), 6), int(inside.sum())))

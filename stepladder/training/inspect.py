@@ -17,6 +17,7 @@ from stepladder.rollout import rollout
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.credit import make_batch
 from stepladder.training.demonstrations import sft_data
+from stepladder.training.inspect_scoring import show_ranked, show_steps
 from stepladder.training.preference_data import judged_data, pair_data, preference_rows
 from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rl_metrics import rollout_metrics
@@ -57,6 +58,11 @@ def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = No
                 _show(console, sample, text, sample.trajectory_id)
         if recipe.preference is not None and recipe.preference.data != EARLIER_RUNG:
             _show_preferences(console, bench, recipe.preference, samples, seed=recipe.run.seed)
+        if recipe.reward_model is not None:
+            show_ranked(console, bench, recipe.reward_model, samples, seed=recipe.run.seed)
+        process = recipe.process_reward_model
+        if process is not None and not process.tasks:
+            show_steps(console, bench, process, samples, seed=recipe.run.seed)
         if recipe.rl is not None:
             _show_rollouts(console, bench, recipe, samples)
 

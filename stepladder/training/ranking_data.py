@@ -43,6 +43,7 @@ def encode(
     budget, tally, out = budget_of(settings), Tally(), []
     for i, row in enumerate(rows):
         key = f"{name}-{i}"
+        samples: tuple[TrainingSample, ...] | Dropped
         if isinstance(row, Preference):
             samples = preference_samples(renderer, row, group_id=key, budget=budget, tally=tally)
         else:

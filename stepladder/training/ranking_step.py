@@ -40,7 +40,11 @@ def ranked_losses(
     A row's loss is the mean of the Bradley-Terry losses of its pairs (objectives.reward_model), so that a
     prompt counts once, however many answers it has.
     """
-    better, worse, margins, owner, start = [], [], [], [], 0
+    better: list[int] = []
+    worse: list[int] = []
+    margins: list[float] = []
+    owner: list[int] = []
+    start = 0
     for r, row in enumerate(rows):
         better += [start + i for i in row.better]
         worse += [start + i for i in row.worse]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import scoring_runs as runs
 import torch
+from rich.console import Console
 from spine import sample, tiny_policy
 
 from stepladder.data.samples import StepSample
@@ -21,6 +23,7 @@ from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.heads import ScalarHead, ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.training import process_reward_model, scoring_rung, step_labels
+from stepladder.training.inspect import inspect_recipe
 from stepladder.training.process_step import step_losses, step_update, step_validation
 from stepladder.training.step_data import supervised
 from stepladder.training.step_labels import Prefix, split_steps, step_cuts
@@ -284,3 +287,11 @@ def test_rows_without_labels_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="0 labels for 2 steps"):
         runs.train(made)
+
+
+def test_inspect_shows_where_each_step_ends(tmp_path: Path) -> None:
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    inspect_recipe(recipe(tmp_path, "run"), samples=1, console=console)
+    text = console.export_text()
+    assert "process_reward_model: 120 solutions to train on, 40 held out" in text
+    assert "train-0  3 steps" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import scoring_runs as runs
 import torch
+from rich.console import Console
 from spine import sample, tiny_policy
 
 from stepladder.data.split import split_by_content, split_key
@@ -22,6 +24,7 @@ from stepladder.policies.heads import ScalarHead, ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.training import reward_model, scoring_rung
 from stepladder.training.calibration import reliability
+from stepladder.training.inspect import inspect_recipe
 from stepladder.training.ranking_step import (
     Ranked,
     cut_rows,
@@ -310,3 +313,12 @@ def test_pairs_of_a_world_that_has_none_are_refused_before_the_model_is_loaded(t
     bare["evaluation"]["tasks"] = 5
     with pytest.raises(ConfigError, match="no preferences"):
         runs.train(runs.load_recipe(bare))
+
+
+def test_inspect_shows_the_better_answer_first(tmp_path: Path) -> None:
+    file = runs.write_pairs(tmp_path / "pairs.jsonl", 60)
+    console = Console(record=True, width=100, file=io.StringIO())
+    inspect_recipe(runs.recipe(tmp_path, "run", "reward_model", file), samples=2, console=console)
+    text = console.export_text()
+    assert "reward_model: 20 rows to train on, 40 held out" in text
+    assert text.index("train-0  better than 1 of 1") < text.index("train-0  better than 0 of 1")
