@@ -98,12 +98,17 @@ def evaluate(
         str, typer.Option(help="import path of a function that reads the answer of a trajectory")
     ] = "",
     budgets: Annotated[str, typer.Option(help="sampled tokens a turn as an axis, such as 32,64,128")] = "",
+    beam: Annotated[int, typer.Option(help="samples a step of a search; 0: none")] = 0,
+    width: Annotated[int, typer.Option(help="the search keeps one in so many")] = 4,
+    step_scorer: Annotated[
+        str, typer.Option(help="import path of f(messages, partials) -> scores, which leads the search")
+    ] = "",
     endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
     out: Annotated[Path | None, typer.Option(help="write the trajectories there, as JSONL")] = None,
     report: Annotated[Path | None, typer.Option(help="folder for evaluation.json, .html and plots")] = None,
 ) -> None:
     """Evaluate a model, or anything behind an OpenAI-compatible endpoint, on any environment."""
-    if samples == 1 and not (against or budgets or report or k or reward):
+    if samples == 1 and not (against or budgets or report or k or reward or beam or step_scorer):
         from stepladder.training.evaluate import evaluate_model
 
         evaluate_model(
@@ -118,6 +123,7 @@ def evaluate(
             out=out,
         )
         return
+    from stepladder.evaluation.beam import Beam
     from stepladder.training.evaluate_samples import Asked, evaluate_samples
 
     asked = Asked(
@@ -127,12 +133,14 @@ def evaluate(
         split=split,
         samples=samples,
         ks=_numbers("--k", k),
-        temperature=temperature if temperature is not None else float(samples > 1),
+        temperature=temperature if temperature is not None else float(samples > 1 or beam > 0),
         seed=seed,
         endpoint_model=endpoint_model,
         reward=reward or None,
         answer=answer or None,
         budgets=_numbers("--budgets", budgets),
+        beam=Beam(beam, width) if beam else None,
+        step_scorer=step_scorer or None,
     )
     evaluate_samples(model, asked, against=against or None, out=out, report=report)
 

@@ -13,8 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from stepladder.agents import Agents
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
+from stepladder.evaluation.beam import Beam, beam_agents
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare
 from stepladder.evaluation.curves import Curve, Kind, Point, crossover, curve
@@ -26,7 +28,7 @@ from stepladder.rewards.reward import as_reward
 from stepladder.training.evaluate import write_trajectories
 from stepladder.training.progress import Display
 from stepladder.training.records import to_json
-from stepladder.training.table import open_table, table_recipe
+from stepladder.training.table import Table, open_table, table_recipe
 from stepladder.types import Trajectory
 
 
@@ -46,12 +48,17 @@ class Asked:
     reward: str | None = None
     answer: str | None = None
     budgets: tuple[int, ...] = ()
+    beam: Beam | None = None
+    step_scorer: str | None = None
 
     def __post_init__(self) -> None:
-        if self.samples > 1 and self.temperature == 0:
+        if (self.samples > 1 or self.beam) and self.temperature == 0:
+            n = self.beam.num_samples if self.beam else self.samples
+            raise ConfigError(f"{n} samples at temperature 0 are all the same; give --temperature 1.0")
+        if (self.beam is None) != (self.step_scorer is None):
             raise ConfigError(
-                f"samples={self.samples} at temperature 0 are {self.samples} times the same; give "
-                "--temperature 1.0"
+                "a beam search needs both --beam, the samples a step such as 16, and --step-scorer, the "
+                "import path of f(messages, partials) -> scores"
             )
         if over := [k for k in self.ks if not 1 <= k <= self.samples]:
             raise ConfigError(
@@ -137,7 +144,7 @@ def _play(model: str, asked: Asked) -> list[tuple[Played, list[Trajectory]]]:
             display.start(f"evaluating {model}", len(tasks) * asked.samples, 0, unit="episodes")
             groups = table.runner.run(
                 play_samples(
-                    table.agents(asked.temperature, budget),
+                    _agents(table, asked, budget),
                     table.world,
                     tasks,
                     n=asked.samples,
@@ -155,6 +162,24 @@ def _play(model: str, asked: Asked) -> list[tuple[Played, list[Trajectory]]]:
     return found
 
 
+def _agents(table: Table, asked: Asked, budget: int | None) -> Agents:
+    """Plain sampling, or a search led by the step scorer."""
+    if asked.beam is None or asked.step_scorer is None:
+        return table.agents(asked.temperature, budget)
+    if table.bench is None:
+        raise ConfigError("a beam search continues token ids, which an endpoint does not take; name a model")
+    bench, limits = table.bench, table.bench.recipe.rollout
+    return beam_agents(
+        bench.engine,
+        bench.renderer,
+        load_object(asked.step_scorer, what="step scorer"),
+        asked.beam,
+        temperature=asked.temperature,
+        max_tokens=budget or limits.max_tokens,
+        max_context=limits.max_context,
+    )
+
+
 def summarised(played: Sequence[Played], asked: Asked) -> dict[str, Any]:
     """Everything as plain JSON."""
     out: dict[str, Any] = {
@@ -162,6 +187,7 @@ def summarised(played: Sequence[Played], asked: Asked) -> dict[str, Any]:
         "split": asked.split,
         "tasks": asked.tasks,
         "samples": asked.samples,
+        "beam": dataclasses.asdict(asked.beam) if asked.beam else None,
         "temperature": asked.temperature,
         "seed": asked.seed,
         "played": [_one(p, asked) for p in played],

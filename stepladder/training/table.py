@@ -16,17 +16,21 @@ from stepladder.reports.run import RECIPE
 from stepladder.rollout import Limits, Scorer
 from stepladder.training.loop_thread import LoopThread
 from stepladder.training.run_folder import model_folder
-from stepladder.training.setup import limits_of, make_scorer, make_world, prepare
+from stepladder.training.setup import Workbench, limits_of, make_scorer, make_world, prepare
 
 
 class Table(NamedTuple):
-    """`agents(temperature, max_tokens)` gives the players; `max_tokens` None is the recipe's."""
+    """`agents(temperature, max_tokens)` gives the players; `max_tokens` None is the recipe's.
+
+    `bench` is there for a local model only.
+    """
 
     runner: LoopThread
     world: CheckedWorld
     agents: Callable[..., Agents]
     scorer: Scorer | None
     limits: Limits
+    bench: Workbench | None = None
 
 
 def table_recipe(
@@ -63,7 +67,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
     limits, r = limits_of(recipe), recipe.rollout
     if not is_endpoint(model):
         with contextlib.closing(prepare(recipe)) as bench:
-            yield Table(bench.runner, bench.world, bench.agents, bench.scorer, limits)
+            yield Table(bench.runner, bench.world, bench.agents, bench.scorer, limits, bench)
         return
     world, scorer = make_world(recipe), make_scorer(recipe)
     client = endpoint_client(model, deadline=r.deadline)

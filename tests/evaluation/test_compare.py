@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from spine import digit_recipe
+from spine import digit_recipe, lines
 
 from stepladder.agents import Act, Record
 from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
+from stepladder.evaluation.beam import Beam
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare, sign_test
 from stepladder.evaluation.samples import Sample, TaskSamples, play_samples, read_samples
@@ -149,6 +151,11 @@ class Voter:
     def close(self) -> None: ...
 
 
+def likes_3(messages: Sequence[Message], partials: Sequence[str]) -> list[float]:
+    """A step scorer: answers with a 3 first."""
+    return [float("3" in p) for p in partials]
+
+
 def long_answer(answer: str) -> float:
     """A reward that knows nothing but prefers 5."""
     return float(answer == "5")
@@ -178,6 +185,10 @@ def test_settings_that_cannot_work_are_refused() -> None:
         Asked("calculator", samples=4, temperature=0.0)
     with pytest.raises(ConfigError, match="--samples 16"):
         Asked("calculator", samples=4, ks=(1, 16))
+    with pytest.raises(ConfigError, match="needs both --beam"):
+        Asked("calculator", step_scorer="a:b")
+    with pytest.raises(ConfigError, match="16 samples at temperature 0"):
+        Asked("calculator", beam=Beam(16, 4), step_scorer="a:b", temperature=0.0)
     with pytest.raises(ConfigError, match="the model itself"):
         evaluate_samples("a", Asked("calculator"), against="a")
     assert Asked("calculator", samples=6).counts == (1, 2, 4, 6)
@@ -209,6 +220,11 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
         (budget, {"pass", "maj", "best", "weighted"}) for budget in (2, 3, 2, 3)
     ]
     assert [c["budget"] for c in summary["comparisons"]] == [2, 3]
+    led = Asked("hidden_digit", tasks=4, beam=Beam(16, 4, step_tokens=1), step_scorer=f"{__file__}:likes_3")
+    evaluate_samples(str(one), led, out=tmp_path / "led.jsonl", console=Console(file=io.StringIO()))
+    said = [line["messages"][-1]["content"] for line in lines(tmp_path / "led.jsonl")]
+    assert len(said) == 4
+    assert all("3" in text for text in said)
     text = console.export_text()
     assert "exact sign test" in text
     assert "weighted@k" in text

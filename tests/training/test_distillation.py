@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from spine import digit_recipe, gradients, lines, random_samples, tiny_policy
+from test_docs import documented
 from test_ladder import Crash, _at_call, _crash
 
 from stepladder.config import Recipe
@@ -195,6 +196,10 @@ def test_the_distance_to_the_teacher_falls(tmp_path: Path, teacher: Path, varian
     assert len(distances) == 40
     assert sum(distances[-5:]) / 5 < 0.25 * distances[0]
     assert [e["rung"] for e in lines(path / "evaluations.jsonl")] == ["raw", "distillation"]
+    names = {name for m in lines(path / "metrics.jsonl") for name in m if m["phase"] == "distillation"}
+    plain = {"reward/NAME" if name.startswith("reward/") else name for name in names} - {"step", "phase"}
+    assert plain <= documented('phase "distillation"') | {"seconds"}
+    assert documented('phase "distillation"') <= plain | {"seconds", "reward/NAME"}
 
 
 @pytest.mark.parametrize(
