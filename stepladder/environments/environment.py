@@ -21,6 +21,7 @@ from stepladder.types import Message, Reset, Step, Task, Tool
 BUNDLED = {
     "calculator": "stepladder.environments.calculator:CalculatorWorld",
     "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
+    "mixed": "stepladder.environments.mixed:MixedWorld",
 }
 
 

@@ -22,6 +22,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     n = max(len(whole), 1)
     values = [[value_of(t) for t in g.trajectories if t in scored] for g in groups]
     metrics: Metrics = {
+        "episodes": float(len(played)),
         "reward": sum(value_of(t) for t in scored) / max(len(scored), 1),
         "success": sum(solved(t) for t in whole) / n,
         "tool_rate": sum(used_tool(t) for t in whole) / n,
