@@ -34,11 +34,12 @@ def run(
 
 
 def curve(lines: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(episodes played so far, value) of every step."""
+    """(episodes played so far, value) of every step that has one."""
     out, episodes = [], 0.0
     for line in lines:
         episodes += line["episodes"]
-        out.append((episodes, float(line[key])))
+        if key in line:
+            out.append((episodes, float(line[key])))
     return out
 
 

@@ -31,6 +31,12 @@ def test_a_bonus_for_each_call_stands_at_its_turn_and_ends_at_the_cap() -> None:
     assert capped.score.value == pytest.approx(1.25)
 
 
+def test_calls_in_plain_text_are_counted_by_their_pattern() -> None:
+    one = episode([0.0, 0.0, 1.0], answers=["<search>a</search><search>b</search>", "<search>", "3"])
+    bonus = BonusSection(kind="tool", per="call", pattern="<search>.*?</search>")
+    assert paid(one, bonus).rewards == pytest.approx((0.2, 0.0, 1.0))
+
+
 def test_a_cost_for_each_call_is_a_negative_bonus() -> None:
     one = paid(episode([0.0, 1.0], calls=[3, 0]), BonusSection(kind="tool", per="call", weight=-0.1, cap=0.2))
     assert one.rewards == pytest.approx((-0.2, 1.0))
