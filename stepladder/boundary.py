@@ -160,11 +160,20 @@ def to_number(value: Any, *, where: str) -> float | None:
 
 
 def to_score(value: Any, *, where: str) -> Score:
-    """A Score from a Score, a number or None. Raises RewardError for anything else, NaN included."""
+    """A Score from a Score, a number, None, or one number for each turn (a process reward: their sum).
+
+    Raises RewardError for anything else, NaN included.
+    """
+    if isinstance(value, (list, tuple)) and value:
+        turns = [to_number(v, where=f"{where}, turn {k},") for k, v in enumerate(value)]
+        if any(v is None for v in turns):
+            return Score(None)
+        each = tuple(v for v in turns if v is not None)
+        return Score(sum(each), turns=each)
     if not isinstance(value, Score):
         return Score(to_number(value, where=where))
     parts = {name: to_number(part, where=f"{where}, part {name!r},") for name, part in value.parts.items()}
-    return Score(to_number(value.value, where=where), parts, value.explanation)
+    return Score(to_number(value.value, where=where), parts, value.explanation, value.turns)
 
 
 _TASK_FIELDS = ("id", "split", "domain", "seed", "prompt", "messages", "reference", "data")

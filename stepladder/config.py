@@ -233,6 +233,8 @@ def _sentence(error: Any, model: type[BaseModel]) -> str:
 
 def _known_keys(model: Any, location: tuple[Any, ...]) -> list[str]:
     for part in location:
+        if isinstance(part, int):  # of a list of tables
+            continue
         annotation = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))

@@ -153,6 +153,8 @@ class Tool:
 class Score:
     """What an episode or a completion was worth. `value=None` means "could not be scored", never 0.
 
+    `turns`, from a process reward: what each turn was worth; `value` holds their sum.
+
     >>> Score(1.15, {"correct": 1.0, "searched": 0.15}).value
     1.15
     """
@@ -160,6 +162,7 @@ class Score:
     value: float | None
     parts: Mapping[str, float | None] = field(default_factory=dict)
     explanation: str = ""
+    turns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ BUNDLED = {
     "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
     "step_sums": "stepladder.environments.step_sums:StepSumsWorld",
     "reviews": "stepladder.environments.reviews:ReviewsWorld",
+    "mixed": "stepladder.environments.mixed:MixedWorld",
 }
 
 

@@ -7,7 +7,8 @@ Three styles are told apart by their first parameter:
     def ranked(completions, prompts, **columns) -> list[float | None]  # TRL's: the whole group at once
     def batched(trajectories: list[Trajectory]) -> list[float | None]  # the same, as our records
 
-None means "could not be scored", never 0. Every function may be async.
+None means "could not be scored", never 0. Every function may be async. A process reward (a model that judges
+steps, a judge that reads turn by turn) is the second style and answers with a list, one number for each turn.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ async def score_group(
         total = _combined(i, group.trajectories[i].score, environment_weight, applying)
         if trajectories[i].failure is not None:
             total = None
-        trajectories[i] = trajectories[i].with_score(_named(i, group.trajectories[i].score, columns, total))
+        trajectories[i] = replace(
+            trajectories[i],
+            score=_named(i, group.trajectories[i].score, columns, total),
+            rewards=_per_turn(i, group.trajectories[i], environment_weight, applying),
+        )
     return replace(group, trajectories=tuple(trajectories))
 
 
@@ -146,6 +151,26 @@ def _combined(
     if environment_weight == 0.0:
         return sum(terms) if terms else None
     return None if environment.value is None else environment_weight * environment.value + sum(terms)
+
+
+def _per_turn(
+    i: int,
+    trajectory: Trajectory,
+    environment_weight: float,
+    columns: Sequence[tuple[Reward, float, dict[int, Score]]],
+) -> tuple[float | None, ...]:
+    """The rewards of the turns with the process rewards among them, weighted as in the score."""
+    turns = [None if r is None else environment_weight * r for r in trajectory.rewards]
+    for reward, weight, scores in columns:
+        given = scores[i].turns
+        if given and len(given) != len(trajectory.turns):
+            raise RewardError(
+                f"reward {reward.name} returned {len(given)} numbers for an episode of "
+                f"{len(trajectory.turns)} turns; return one for each turn, or a single one for the episode"
+            )
+        turns += [0.0] * (len(given) - len(turns))
+        turns = [r if r is None or k >= len(given) else r + weight * given[k] for k, r in enumerate(turns)]
+    return tuple(turns)
 
 
 def _named(

@@ -53,7 +53,11 @@ class BonusSection(Section):
         None, gt=0, description="the most that one episode can earn of it; unset: without end"
     )
     only_solved: bool = Field(False, description="paid in episodes that succeeded, and in no other")
-    pattern: str = Field("", description="regular expression that a format bonus looks for")
+    pattern: str = Field(
+        "",
+        description="regular expression: what the last message must hold (format), or what counts as a call "
+        "in a world whose calls are plain text (tool)",
+    )
     anneal_steps: int | None = Field(
         None, ge=1, description="steps over which the weight falls to 0, in a straight line"
     )
@@ -69,10 +73,6 @@ class BonusSection(Section):
             raise ValueError(
                 f"pattern={self.pattern!r} is no regular expression ({error}); for example '^<think>'"
             ) from error
-        if self.kind == "tool" and self.pattern:
-            raise ValueError(
-                f"pattern={self.pattern!r} belongs to a bonus of kind 'format'; this one is a 'tool' bonus"
-            )
         if self.kind == "format" and (self.per == "call" or self.cap is not None):
             raise ValueError(
                 f"a format bonus is paid once an episode, so per={self.per!r} and cap={self.cap} say "

@@ -7,10 +7,13 @@ from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.evaluation import require_tasks
+from stepladder.plugins import load_object
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
+from stepladder.sections.rl import RlSection
 from stepladder.sections.scoring import ScoringSection
 from stepladder.training.scoring_files import read_ranked, read_steps
 from stepladder.training.sft_rows import file_rows
+from stepladder.training.tasks import levels_of
 
 
 def check_world(recipe: Recipe, world: CheckedWorld) -> None:
@@ -26,6 +29,7 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
         )
     if recipe.rl is not None:
         require_tasks(world, "train", 1)
+        _check_rl(recipe.rl, recipe.rollout.max_turns, world)
     sampling = recipe.rejection_sampling
     if sampling is not None and sampling.tasks > world.count("train"):
         raise ConfigError(
@@ -95,3 +99,18 @@ def _check_preferences(settings: PreferenceSection, path: str) -> None:
             f"{path} has {rows} {'answers' if settings.loss == 'kto' else 'pairs'}, preference.validation "
             f"holds back {settings.validation}; try preference.validation = {rows // 5}"
         )
+
+
+def _check_rl(settings: RlSection, max_turns: int, world: CheckedWorld) -> None:
+    """Own functions that are not there, a horizon without room, a curriculum without levels: ConfigError."""
+    for key in ("advantage", "loss"):
+        path = getattr(settings, key)
+        if path is not None and not callable(load_object(path, what=f"rl.{key}")):
+            raise ConfigError(f"rl.{key} = {path!r} is no function; give the path of one")
+    if settings.horizon_start is not None and settings.horizon_start > max_turns:
+        raise ConfigError(
+            f"rl.horizon_start={settings.horizon_start} is beyond rollout.max_turns={max_turns}, to which "
+            f"the horizon grows; try horizon_start = {max(1, max_turns // 2)}"
+        )
+    if settings.sampling == "curriculum":
+        levels_of(world, "train")

@@ -13,6 +13,7 @@ from stepladder.training.step import Metrics
 from stepladder.types import Group, Task
 
 Draw = list[tuple[str, Task]]
+DRY_STEPS = 3  # without a single live group, each with all its refills: then the run stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ def collect(
 
     What is judged is the score before any bonus or length penalty: those would make every group differ.
     Then the `keep` share of the widest is kept (RAGEN's StarPO-S, arXiv:2504.20073: int(keep·N), at least
-    one). With fewer live groups than asked for, those are kept. Raises NothingToLearn, with the solve rates,
-    where `dynamic` found none; when all of them are solved that is said too.
+    one). With fewer live groups than asked for, those are kept; with none, `groups_kept` is 0 and the first
+    groups stand in, so that the sampler is still compared with the trainer.
     """
     played: list[Group] = []
     live: list[int] = []
@@ -50,18 +51,16 @@ def collect(
         if len(live) >= groups or rounds == max_refills or not dynamic:
             break
         rounds += 1
-    if dynamic and not live:
-        raise NothingToLearn(_nothing(played), all_solved=_share(played) == 1.0)
     metrics: Metrics = {}
     if dynamic:
         metrics["refills"] = float(rounds)
-    if keep < 1:
+    if keep < 1 and live:
         wanted = max(1, int(keep * len(live)))
         widest = sorted(live, key=lambda i: -spread(played[i]))[:wanted]
         live = sorted(widest)
     if dynamic or keep < 1:
         metrics["groups_kept"] = float(len(live))
-    return Collected(played, live, metrics)
+    return Collected(played, live or list(range(groups)), metrics)
 
 
 def scores_of(group: Group) -> list[float]:
@@ -84,15 +83,18 @@ def _share(groups: Sequence[Group]) -> float:
     return sum(map(solved, whole)) / max(len(whole), 1)
 
 
-def _nothing(played: Sequence[Group]) -> str:
+def nothing_to_learn(played: Sequence[Group]) -> NothingToLearn:
+    """What to say, with the solve rates, when step after step no group differs in its scores."""
     rates = {
         domain: _share([g for g in played if g.task.domain == domain])
         for domain in sorted({g.task.domain for g in played})
     }
     listed = ", ".join(f"{domain} {rate:.0%}" for domain, rate in rates.items())
     what = "they are all solved" if _share(played) == 1.0 else "too hard or too easy for this policy"
-    return (
-        f"in each of {len(played)} groups all episodes earned the same, so nothing can be learned from these "
-        f"tasks: {what}. Solve rates: {listed}. Mix in tasks that are solved about half the time, give a "
-        "larger rl.group_size, or start from demonstrations ([sft])"
+    return NothingToLearn(
+        f"{DRY_STEPS} steps in a row had no group whose episodes earned different scores (the last: "
+        f"{len(played)} groups), so nothing can be learned from these tasks: {what}. Solve rates: {listed}. "
+        "Mix in tasks that are solved about half the time, give a larger rl.group_size, or start from "
+        "demonstrations ([sft])",
+        all_solved=_share(played) == 1.0,
     )

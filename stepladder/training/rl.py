@@ -19,7 +19,7 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.rollout import rollout
 from stepladder.sections.rl import RlSection
-from stepladder.training.collect import Collected, Draw
+from stepladder.training.collect import DRY_STEPS, Collected, Draw, nothing_to_learn
 from stepladder.training.collect import collect as collect_groups
 from stepladder.training.credit import Measured, make_batch
 from stepladder.training.critic import Critic, explained_variance
@@ -139,7 +139,7 @@ def collect(parts: RlParts) -> Collected:
         refuse_dead_world(groups)
         return groups
 
-    return collect_groups(
+    got = collect_groups(
         play,
         parts.sampler.next if stream is None else lambda n: [],  # the stream draws for itself
         groups=settings.tasks_per_step,
@@ -147,6 +147,9 @@ def collect(parts: RlParts) -> Collected:
         max_refills=settings.max_refills,
         keep=settings.keep_groups,
     )
+    if got.metrics.get("groups_kept") == 0 and parts.state.dry + 1 >= DRY_STEPS:
+        raise nothing_to_learn(got.played)
+    return got
 
 
 def credit(parts: RlParts, collected: Collected) -> tuple[list[Group], RlBatch]:
@@ -241,6 +244,7 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
     if "kl_reward" in metrics:
         metrics["kl_coefficient"] = credit_rules(settings, state).kl_coefficient
         adapt_kl(settings, state, metrics["kl_reward"], sum(len(g.trajectories) for g in groups))
+    state.dry = state.dry + 1 if metrics.get("groups_kept") == 0 else 0
     state.entropy = metrics.get("entropy", state.entropy)
     state.tool_rate = metrics["tool_rate"]
     state.step += 1

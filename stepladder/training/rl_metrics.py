@@ -22,6 +22,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     n = max(len(whole), 1)
     values = [[value_of(t) for t in g.trajectories if t in scored] for g in groups]
     metrics: Metrics = {
+        "episodes": float(len(played)),
         "reward": sum(value_of(t) for t in scored) / max(len(scored), 1),
         "success": sum(solved(t) for t in whole) / n,
         "tool_rate": sum(used_tool(t) for t in whole) / n,
@@ -38,6 +39,9 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     for name in names:
         parts = [t.score.parts[name] for t in scored if t.score.parts.get(name) is not None]
         metrics[f"reward/{name}"] = sum(p for p in parts if p is not None) / max(len(parts), 1)
+    for name in sorted({t.task.domain.partition("/")[0] for t in whole if "/" in t.task.domain}):
+        of = [t for t in whole if t.task.domain.startswith(f"{name}/")]
+        metrics[f"success/{name}"] = sum(map(solved, of)) / len(of)
     return metrics
 
 

@@ -24,6 +24,7 @@ class RlState:
     entropy_coefficient: float = 0.0  # of the adaptive bonus
     tool_rate: float = 0.0  # of the last step
     reference_step: int = 0  # after which the reference was taken
+    dry: int = 0  # steps in a row without a live group, under dynamic sampling
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -35,6 +36,7 @@ class RlState:
             "entropy_coefficient": self.entropy_coefficient,
             "tool_rate": self.tool_rate,
             "reference_step": self.reference_step,
+            "dry": self.dry,
         }
 
 

@@ -94,7 +94,10 @@ def _earned(trajectory: Trajectory, bonus: BonusSection, weight: float) -> list[
         if fits and re.search(bonus.pattern, _raw(said[-1])):
             nothing[-1] = weight
         return nothing
-    calls = [sum(call.error is None for call in m.tool_calls) for m in said]
+    if bonus.pattern:
+        calls = [len(re.findall(bonus.pattern, _raw(m))) for m in said]
+    else:
+        calls = [sum(call.error is None for call in m.tool_calls) for m in said]
     if bonus.per == "episode":
         first = next((k for k, n in enumerate(calls) if n), None)
         return [weight if k == first else 0.0 for k in range(len(said))]

@@ -302,3 +302,50 @@ def test_rewards_load_by_path_and_may_be_objects(tmp_path):
     loaded = as_reward(f"{file}:best")
     assert (loaded.name, loaded.style) == ("best", "answer")
     assert values(scored(group("5"), [loaded, Bonus()], [1.0, 0.5])) == [4.0]
+
+
+# -- process rewards ---------------------------------------------------------------------------------------
+
+
+def two_turns(rewards):
+    one = episode(0, "x", 0.0)
+    one = replace(one, turns=one.turns * 2, rewards=rewards, score=Score(sum(rewards)))
+    return Group("g", TASK, (one,))
+
+
+def steps(trajectory):
+    return [0.5, 0.25]
+
+
+def test_a_process_reward_gives_each_turn_its_number():
+    """Environment 0 and 1, steps .5 and .25 with weight 2: turns 1 and 1.5, a score of 2.5."""
+    (out,) = scored(two_turns((0.0, 1.0)), [steps], [2.0])
+    assert out.rewards == (1.0, 1.5)
+    assert out.score.value == 2.5
+    assert out.score.parts["steps"] == 0.75
+
+
+def test_without_the_environment_only_the_steps_are_left():
+    (out,) = scored(two_turns((0.0, 1.0)), [steps], environment_weight=0.0)
+    assert out.rewards == (0.5, 0.25)
+    assert out.score.value == 0.75
+
+
+def test_a_plain_reward_leaves_the_turns_alone():
+    (out,) = scored(two_turns((0.25, 0.5)), [lambda trajectory: 1.0])
+    assert out.rewards == (0.25, 0.5)
+    assert out.score.value == 1.75
+
+
+def test_a_process_reward_of_another_length_is_refused():
+    def wrong(trajectory):
+        return [1.0]
+
+    with pytest.raises(RewardError, match=r"wrong returned 1 numbers for an episode of 2 turns"):
+        scored(two_turns((0.0, 0.0)), [wrong])
+
+
+def test_a_turn_that_cannot_be_judged_leaves_the_episode_unscored():
+    (out,) = scored(two_turns((0.0, 1.0)), [lambda trajectory: [0.5, None]])
+    assert out.score.value is None or out.score.value == 1.0  # alone in its group: the reward does not apply
+    assert out.rewards == (0.0, 1.0)

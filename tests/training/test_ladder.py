@@ -223,8 +223,22 @@ def test_a_run_resumed_after_an_exception_is_the_quiet_run(
         pytest.param(("model.dtype=bfloat16",), id="bf16"),
         pytest.param(("sft=null", "rl.algorithm=gspo", "rl.kl_coefficient=0.02"), id="no-sft-gspo"),
         pytest.param(
-            ("model.train_embeddings=false", "rl.algorithm=dapo", "rl.dynamic_sampling=false"),
+            ("model.train_embeddings=false", "rl.algorithm=dapo"),
             id="frozen-embeddings-dapo",
+        ),
+        pytest.param(
+            ("rl.algorithm=ppo", "rl.kl_coefficient=0.02", "rl.kl_target=0.5", "rl.updates_per_batch=2"),
+            id="ppo",
+        ),
+        pytest.param(
+            (
+                "rl.algorithm=ppo",
+                "rl.critic.trunk=shared",
+                "rl.kl_coefficient=0.05",
+                "rl.reference_every=1",
+                "rl.entropy_target=1.0",
+            ),
+            id="shared-critic-new-reference",
         ),
     ],
 )

@@ -17,12 +17,12 @@ from stepladder.data.batching import pack
 from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.environments.environment import as_world
-from stepladder.errors import InvariantError
+from stepladder.errors import ConfigError, InvariantError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.rollout import Limits, rollout
 from stepladder.training.credit import make_batch
-from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, rl_update
+from stepladder.training.rl_step import RlBatch, UpdateRules, check_on_policy, reference_kl, rl_update
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import Group, Message, Reset, Step, Task, TrainingSample
 
@@ -421,3 +421,76 @@ def test_current_over_behaviour_is_one_for_the_real_model(real_policy: Policy) -
     assert int(scores.mask.sum()) > 60
     assert float(difference.max()) < 1e-4, float(difference.max())
     asyncio.run(engine.close())
+
+
+# -- what else may be in a loss ------------------------------------------------------------------------------
+
+
+def test_the_entropy_bonus_by_hand(setting: Setting) -> None:
+    """No advantage: the loss is -c times the mean entropy of the trained tokens, gradient included."""
+    row = dataclasses.replace(GRPO, aggregation="token_mean")
+    batch = make_batch([rewarded(g, 1.0, 1.0, 1.0, 1.0) for g in setting.play()], row)
+    setting.optimizer = Watching(setting.policy.trainable())
+    metrics = setting.update(batch, row, entropy_coefficient=0.3, token_budget=60)
+    total, count = torch.zeros(()), 0
+    for s in batch.samples:
+        ids = torch.tensor(s.token_ids)
+        table = setting.policy.lm(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        at = torch.tensor(s.mask[1:])
+        total = total - (table.exp() * table).sum(-1)[at].sum()
+        count += int(at.sum())
+    (-0.3 * total / count).backward()
+    close(setting.optimizer.seen, gradients(setting.policy), 1e-6)
+    entropy = float(total.detach()) / count
+    assert metrics["loss"] == pytest.approx(-0.3 * entropy, rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
+def test_a_loss_of_ones_own_takes_the_place_of_the_surrogate(setting: Setting) -> None:
+    """The same formula gives the same gradient; it is given the numbers of the row that it names."""
+    from stepladder.objectives.policy_gradient import clipped_surrogate
+
+    seen: list[float | None] = []
+
+    def own(logprobs: Any, proximal: Any, advantages: Any, mask: Any, *, clip_high: float | None) -> Any:
+        seen.append(clip_high)
+        losses, _ = clipped_surrogate(logprobs, proximal, advantages, mask)
+        return losses, {"mine": losses.mean()}
+
+    batch = make_batch(setting.play(), GRPO)
+    setting.optimizer = Watching(setting.policy.trainable())
+    setting.update(batch)
+    before = setting.optimizer.seen
+    metrics = setting.update(batch, loss=own)
+    close(before, setting.optimizer.seen, 1e-7)
+    assert seen == [0.2]
+    assert "mine" in metrics
+
+    with pytest.raises(ConfigError, match=r"one for each token"):
+        setting.update(batch, loss=lambda *a: (torch.zeros(3), {}))
+
+
+def test_advantages_by_token_weigh_their_own_tokens(setting: Setting) -> None:
+    """The same number on every token is the same as one number for the row; cut in pieces too."""
+    batch = make_batch(setting.play(), GRPO)
+    setting.optimizer = Watching(setting.policy.trainable())
+    setting.update(batch)
+    before = setting.optimizer.seen
+    width = max(len(s.token_ids) for s in batch.samples)
+    spread = dataclasses.replace(batch, advantages=batch.advantages[:, None].expand(-1, width).clone())
+    for budget in (4096, 30):
+        setting.update(spread, token_budget=budget)
+        close(before, setting.optimizer.seen, 1e-6)
+
+
+def test_the_kl_of_a_reward_is_behaviour_less_reference(setting: Setting) -> None:
+    reference = tiny_policy(symbols=DIGIT_SYMBOLS, seed=1, scale=0.05)
+    batch = make_batch(setting.play(), GRPO)
+    kl = reference_kl(batch, reference, temperature=1.0, token_budget=40)
+    for i, s in enumerate(batch.samples):
+        with torch.no_grad():
+            anchor = alone(reference, s)
+        trained = torch.tensor(s.mask)
+        behaviour = torch.tensor(s.behaviour_logprobs)[trained]
+        assert torch.allclose(kl[i, : len(s.mask)][trained], behaviour - anchor, atol=1e-5)
+        assert not kl[i, : len(s.mask)][~trained].any()

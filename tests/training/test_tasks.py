@@ -114,3 +114,65 @@ def test_an_empty_or_unknown_split_is_refused() -> None:
         TaskSampler(as_world(Nothing, tasks={"train": []}), "train", mode="uniform", seed=0)
     with pytest.raises(ConfigError, match=r"no split 'trian'\. Did you mean 'train'"):
         TaskSampler(world(3), "trian", mode="uniform", seed=0)
+
+
+# -- prioritised, curriculum -------------------------------------------------------------------------------
+
+
+def graded(count: int, levels: int) -> CheckedWorld:
+    rows = [{"prompt": str(i), "level": i % levels, "domain": f"d{i % levels}"} for i in range(count)]
+    return as_world(Nothing, tasks={"train": rows})
+
+
+def test_priority_is_one_minus_the_solve_rate() -> None:
+    """Kimi k1.5: s .2, .8, 1 give .8, .2, 0, here at least .02. A task not seen yet has its domain's."""
+    one = sampler(4, mode="prioritised")
+    tasks = [one.world.get("train", i) for i in range(4)]
+    for task, rate in zip(tasks, (0.2, 0.8, 1.0), strict=False):
+        one.saw(task, rate)
+    shares = [one._share(task) for task in tasks]
+    assert shares[:3] == pytest.approx([0.8, 0.2, 0.02])
+    assert shares[3] == pytest.approx(1 - one.success["d0"])
+    one.saw(tasks[0], 0.6)  # the mean of what it was and what it is
+    assert one._share(tasks[0]) == pytest.approx(0.6)
+
+
+def test_hard_tasks_come_back_more_often() -> None:
+    """Two tasks, s 0 and .75: over 2,000 draws four to one, 1,600 within five deviations of 18."""
+    one = sampler(2, mode="prioritised")
+    ids = [one.world.get("train", i).id for i in range(2)]
+    one.tasks = {ids[0]: 0.0, ids[1]: 0.75}
+    counts = Counter(task.id for _, task in one.next(2000))
+    assert abs(counts[ids[0]] - 1600) < 90
+
+
+def test_a_curriculum_opens_the_next_level_at_one_half() -> None:
+    """.2, .36, .488, .59: the fourth success opens level 1; level 0 stays, kept by p(1-p)/.25."""
+    one = TaskSampler(graded(60, 3), "train", mode="curriculum", seed=0)
+    for _ in range(4):
+        assert set(one.levels) == {0}
+        (_, task), *_ = one.next(1)
+        assert task.data["level"] == 0
+        one.saw(task, 1.0)
+    assert set(one.levels) == {0, 1}
+    rate = one.levels[0]
+    assert rate == pytest.approx(1 - 0.8**4)
+    share = {level: one._share(one.world.get("train", level)) for level in range(3)}
+    assert share == {0: pytest.approx(rate * (1 - rate) / 0.25), 1: 1.0, 2: 0.0}
+    assert {task.data["level"] for _, task in one.next(60)} == {0, 1}
+    again = TaskSampler(graded(60, 3), "train", mode="curriculum", seed=0)
+    again.load(one.state())
+    assert again.next(9) == one.next(9)
+
+
+def test_the_last_level_stays_open() -> None:
+    one = TaskSampler(graded(20, 2), "train", mode="curriculum", seed=0)
+    for _ in range(40):
+        one.saw(one.next(1)[0][1], 1.0)
+    assert set(one.levels) == {0, 1}
+    assert {task.data["level"] for _, task in one.next(200)} == {0, 1}  # what is solved is not forgotten
+
+
+def test_a_curriculum_without_levels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\['level'\].*has None"):
+        sampler(3, mode="curriculum")
