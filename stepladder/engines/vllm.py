@@ -8,7 +8,6 @@ the rest is asked for anew, and each token carries its version.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import tempfile
 import threading
@@ -128,12 +127,9 @@ class VllmEngine:
         return prompt_logprobs(self.control.score(scoring(self.control.model, token_ids)), token_ids)
 
     def weights_fingerprint(self) -> str:
-        """A hash of what the server's weights make of fixed tokens, and its checksums where it has them.
-
-        Both: on the CPU vLLM keeps most weights in packed form, outside its checksums.
-        """
-        said = self.token_logprobs(self._probe)
-        return hashlib.blake2b(repr((said, self.control.checksums())).encode(), digest_size=16).hexdigest()
+        """Changes exactly with the weights that the server holds, as far as it tells; see `Control`."""
+        self._check_open()
+        return self.control.fingerprint()
 
     def drop_prefixes(self) -> None:
         """Empty the server's prefix cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ import torch
 
 from stepladder.engines.vllm_server import MODEL, VllmServer
 from stepladder.engines.vllm_wire import Draw
+from stepladder.engines.weights import WeightHash
 from stepladder.errors import ConfigError, EngineError
 
 _RELOAD = ("collective_rpc", "reset_prefix_cache")
@@ -27,11 +29,17 @@ class Control:
     """
 
     def __init__(
-        self, *, url: str = "http://vllm", server: VllmServer | None = None, deadline: float = 120.0
+        self,
+        *,
+        dtype: torch.dtype,
+        url: str = "http://vllm",
+        server: VllmServer | None = None,
+        deadline: float = 120.0,
     ) -> None:
         httpx = require_httpx()
         self.server, self.url, self.deadline = server, url.rstrip("/"), deadline
-        self.model = MODEL
+        self.model, self.dtype = MODEL, dtype
+        self.loaded = ""  # a hash of the weights that the server was given last
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
         self._common: dict[str, Any] = {
             "base_url": self.url,
@@ -96,6 +104,7 @@ class Control:
         """Load weights from `folder`, then forget every prefix that older weights computed."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._call("POST", "/collective_rpc", body, timeout=max(self.deadline, _RELOAD_SECONDS))
+        self.loaded = hash_of_weights(folder, self.dtype)
         self.drop_prefixes()
 
     def reload_from(self, export: Callable[[Path], object], home: Path | None) -> None:
@@ -115,15 +124,20 @@ class Control:
                 )
             time.sleep(0.05)
 
-    def checksums(self) -> str:
-        """The server's own checksums of its weights; empty where it has no such route."""
+    def fingerprint(self) -> str:
+        """Of the weights: the server's own checksums, and what it was given where they do not cover all.
+
+        On the CPU vLLM keeps most weights in packed form, which its checksums see as empty.
+        """
         import httpx
 
         try:
             response = self._client.post("/weight_checker", json={"action": "checksum"})
         except httpx.HTTPError as error:
             raise self._lost(error) from error
-        return response.text if response.status_code == 200 else ""
+        checksums = response.text if response.status_code == 200 else ""
+        whole = bool(checksums) and hashlib.sha256(b"").hexdigest() not in checksums
+        return hashlib.blake2b((checksums if whole else self.loaded).encode(), digest_size=16).hexdigest()
 
     def served(self) -> tuple[str, int]:
         """The name of the model and the longest context. Raises EngineError where there is no vLLM."""
@@ -198,6 +212,18 @@ def _refusal(path: str, response: Any) -> str:
     return text
 
 
+def hash_of_weights(folder: Path, dtype: torch.dtype) -> str:
+    """A hash of the safetensors in `folder`, in the type that the server computes in."""
+    from safetensors import safe_open
+
+    seen = WeightHash()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in sorted(tensors.keys()):
+                seen.add(tensors.get_tensor(name).to(dtype))
+    return seen.digest()
+
+
 def require_httpx() -> Any:
     """The client library, an extra. Raises ConfigError where it is missing."""
     try:
@@ -227,17 +253,18 @@ def start(
     name = str(dtype).removeprefix("torch.")
     server = VllmServer(python, export, dtype=name, max_context=max_context, options=options)
     try:
-        control = Control(server=server, deadline=deadline)
+        control = Control(dtype=dtype, server=server, deadline=deadline)
         server.wait(control.answers, start_seconds)
+        control.loaded = hash_of_weights(server.model, dtype)
     except BaseException:
         server.close()
         raise
     return control
 
 
-def connect(url: str, *, max_context: int, deadline: float = 120.0) -> Control:
+def connect(url: str, *, dtype: torch.dtype, max_context: int, deadline: float = 120.0) -> Control:
     """The line to a server that runs already. Raises EngineError where nothing fit answers."""
-    control = Control(url=url.rstrip("/").removesuffix("/v1"), deadline=deadline)
+    control = Control(dtype=dtype, url=url.rstrip("/").removesuffix("/v1"), deadline=deadline)
     control.model, longest = control.served()
     if longest <= max_context:
         raise ConfigError(

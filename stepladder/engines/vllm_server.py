@@ -79,12 +79,13 @@ class VllmServer:
         self.folder = Path(tempfile.mkdtemp(prefix="stepladder-vllm-"))  # mode 0700
         self.socket = self.folder / "socket"
         self.log = self.folder / "log"
+        self.model = self.folder / "model"
         try:
-            export(self.folder / "model")
+            export(self.model)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        line = [interpreter, *command, "--model", str(self.folder / "model"), "--served-model-name", MODEL]
+        line = [interpreter, *command, "--model", str(self.model), "--served-model-name", MODEL]
         line += ["--uds", str(self.socket), "--dtype", dtype]
         line += ["--max-model-len", str(max_context + 1)]  # scoring a full context samples one token more
         line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]

@@ -82,7 +82,7 @@ def _vllm(section: EngineSection, max_context: int, policy: Policy) -> PolicyEng
         export_model(policy.model, policy.tokenizer, folder, merged=True, untied=True)
 
     if section.url is not None:
-        control = connect(section.url, max_context=max_context, deadline=section.deadline)
+        control = connect(section.url, dtype=dtype, max_context=max_context, deadline=section.deadline)
         control.reload_from(export, Path(section.folder) if section.folder else None)
     else:
         assert section.python is not None

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import VOCABULARY, FakeVllm, scores
+from safetensors.torch import save_file
 
 from stepladder.engines.engine import Engine, PolicyEngine, Session
 from stepladder.engines.vllm import VllmEngine
-from stepladder.engines.vllm_control import connect
+from stepladder.engines.vllm_control import connect, hash_of_weights
 from stepladder.errors import ConfigError, EngineError, InvariantError
 from stepladder.types import Generation, Sampling
 
@@ -32,6 +33,7 @@ class Trainer:
     def export(self, folder: Path) -> None:
         folder.mkdir()
         (folder / "weight.json").write_text(json.dumps(self.weight))
+        save_file({"weight": torch.tensor([self.weight])}, folder / "model.safetensors")
 
     def scores(self, ids: Any, temperature: float) -> list[float]:
         return scores(self.weight, ids, temperature)
@@ -45,7 +47,7 @@ def running(
     trainer = Trainer()
     with FakeVllm(delay=delay) as fake, asyncio.Runner() as runner:
         engine = VllmEngine(
-            connect(fake.url, max_context=CONTEXT, deadline=deadline),
+            connect(fake.url, dtype=torch.float32, max_context=CONTEXT, deadline=deadline),
             export=trainer.export,
             scores=trainer.scores,
             vocabulary=VOCABULARY,
@@ -148,7 +150,7 @@ def test_the_handshake_finds_other_weights() -> None:
 
 def make(fake: FakeVllm, trainer: Trainer) -> VllmEngine:
     return VllmEngine(
-        connect(fake.url, max_context=CONTEXT),
+        connect(fake.url, dtype=torch.float32, max_context=CONTEXT),
         export=trainer.export,
         scores=trainer.scores,
         vocabulary=VOCABULARY,
@@ -170,6 +172,17 @@ def test_a_sync_loads_the_weights_empties_the_prefix_cache_and_is_proven() -> No
         # The fake refuses to empty its cache the first time, as vLLM does while a request holds blocks.
         asked = [call for call in fake.model.calls if call in ("/collective_rpc", "/reset_prefix_cache")]
         assert asked == ["/collective_rpc", "/reset_prefix_cache", "/reset_prefix_cache"]
+
+
+def test_the_fingerprint_sees_what_the_type_of_the_server_keeps(tmp_path: Path) -> None:
+    """2⁻¹² more is another float32, and the same bfloat16 (8 bits of mantissa): nothing has moved there."""
+    for name, value in {"a": 1.0, "b": 1.0 + 2**-12, "c": 1.5}.items():
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.tensor([value])}, tmp_path / name / "model.safetensors")
+    exact = [hash_of_weights(tmp_path / name, torch.float32) for name in "abc"]
+    rounded = [hash_of_weights(tmp_path / name, torch.bfloat16) for name in "abc"]
+    assert len(set(exact)) == 3
+    assert rounded[0] == rounded[1] != rounded[2]
 
 
 def test_a_sync_that_does_not_arrive_stops_the_run() -> None:
@@ -293,13 +306,13 @@ def test_a_server_without_the_routes_or_the_room_says_what_to_start_it_with(
 ) -> None:
     with FakeVllm() as fake:
         with pytest.raises(ConfigError, match="start it with --max-model-len 66"):
-            connect(fake.url, max_context=65)
-        control = connect(fake.url, max_context=CONTEXT)
+            connect(fake.url, dtype=torch.float32, max_context=65)
+        control = connect(fake.url, dtype=torch.float32, max_context=CONTEXT)
         with pytest.raises(EngineError, match=r"answered 404 to /sleep"):
             control._call("POST", "/sleep")
         control.kill()
     with pytest.raises(EngineError, match=r"did not answer \(ConnectError"):
-        connect(fake.url, max_context=CONTEXT)
+        connect(fake.url, dtype=torch.float32, max_context=CONTEXT)
 
 
 def test_a_closed_engine_says_so() -> None:

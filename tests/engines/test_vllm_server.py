@@ -34,7 +34,7 @@ def started(**options: object) -> tuple[VllmServer, Control]:
     server = VllmServer(
         sys.executable, export, dtype="float32", max_context=64, options=options, command=FAKE
     )
-    control = Control(server=server, deadline=10.0)
+    control = Control(dtype=torch.float32, server=server, deadline=10.0)
     server.wait(control.answers, 30)
     return server, control
 
@@ -109,7 +109,7 @@ def _closed_after(*, fault: str, seconds: float) -> None:
     server = VllmServer(
         sys.executable, export, dtype="float32", max_context=64, options={"fault": fault}, command=FAKE
     )
-    control = Control(server=server)
+    control = Control(dtype=torch.float32, server=server)
     try:
         server.wait(control.answers, seconds)
     finally:

@@ -35,17 +35,8 @@ SECTION = (
 
 
 def test_the_tiny_recipe_trains_through_the_server(tmp_path: Path) -> None:
-    recipe = load_recipe(
-        "hidden_digit",
-        [
-            f"run.out={tmp_path}",
-            "run.name=run",
-            "rl.steps=3",
-            "evaluation.raw=0",
-            "evaluation.tasks=20",
-            *SECTION,
-        ],
-    )
+    short = ["rl.steps=3", "rl.tasks_per_step=8", "sft.epochs=1", "evaluation.raw=0", "evaluation.tasks=10"]
+    recipe = load_recipe("hidden_digit", [f"run.out={tmp_path}", "run.name=run", *short, *SECTION])
     path = train(recipe, display=Display(quiet=True))
     steps = [m for m in lines(path / "metrics.jsonl") if m["phase"] == "rl"]
     assert len(steps) == 3
