@@ -102,10 +102,10 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = ("environment.options.hopeless=0.5", "rl.learning_rate=1e-2", "rl.tasks_per_step=4", "rl.steps=90")
+ECHO = ("rl.learning_rate=2e-2", "rl.steps=140")
 TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
-STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=100", "rl.stop_at_success=0.98")
+STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=60")
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
     "think, grpo": (think("rl.steps=60"), (0, 1)),
