@@ -102,10 +102,10 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = ("environment.options.hopeless=0.5", "rl.learning_rate=1e-2", "rl.tasks_per_step=4", "rl.steps=90")
+ECHO = ("rl.learning_rate=2e-2", "rl.steps=140")
 TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
-STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=100", "rl.stop_at_success=0.98")
+STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=60")
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
     "think, grpo": (think("rl.steps=60"), (0, 1)),
@@ -129,12 +129,16 @@ def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) ->
         "evaluation.tasks=100",
     )
     folder = out / name
-    if not (folder / "report.html").is_file():
+    if not _finished(folder):
         recipe = load_recipe(source[0], [*source[1], *shared, *overrides])
         train(recipe, overwrite=True, display=Display(quiet=True))
     metrics = [m for m in _lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
     alarms = _lines(folder / "alarms.jsonl") if (folder / "alarms.jsonl").is_file() else []
     return Run(metrics, alarms, _lines(folder / "evaluations.jsonl")[-1]["success"])
+
+
+def _finished(folder: Path) -> bool:
+    return (folder / "final" / "config.json").is_file()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -144,9 +148,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 # -- the table ---------------------------------------------------------------------------------------------
 
 
-def provoke(out: Path, seeds: Sequence[int]) -> Iterator[tuple[str, int, Run, Run]]:
+def provoke(
+    out: Path, seeds: Sequence[int], *, finished: bool = False
+) -> Iterator[tuple[str, int, Run, Run]]:
     for alarm, source in PROVOKED.items():
         for seed in seeds:
+            if finished and not _finished(out / f"{alarm}-{seed}-remedy"):
+                continue
             left = play(out, f"{alarm}-{seed}", seed, source)
             rescued = play(out, f"{alarm}-{seed}-remedy", seed, source, "rl.on_alarm=remedy")
             at = min((a["step"] for a in left.alarms), default=len(left.metrics))
@@ -180,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/alarms"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--finished", action="store_true", help="only runs that an earlier call has left")
     parser.add_argument("--only", choices=("provoke", "healthy"))
     parser.add_argument("--table", type=Path, default=HERE / "results" / "alarms.txt")
     parser.add_argument("--picture", type=Path, default=HERE / "results" / "alarms.svg")
@@ -193,21 +202,13 @@ def main() -> None:
 
     if args.only != "healthy":
         say("Provoked. alarm: the step of its first alarm. fell: the step at which success (moving average,")
-        say(
-            "weight .2) is first below half its peak. end: success of the last 10 steps; held-out: greedy, "
-            "100"
-        )
-        say(
-            "tasks. rescued, held-out: the same seed with rl.on_alarm = 'remedy'. A part of the tasks is "
-            "hopeless:"
-        )
-        say("at most .5 (echo trap) and .4 (template collapse) can be solved.")
-        say(
-            "alarm              seed  alarm   fell   peak    end  held-out    rescued  held-out   other "
-            "alarms"
-        )
+        say("weight .2) is first below half its peak. end: success of the last 10 steps. held-out: greedy,")
+        say("100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In the template collapse a share")
+        say("of .6 of the tasks is hopeless: at most .4 can be solved.")
+        columns = "seed  alarm   fell   peak    end  held-out    rescued  held-out   other alarms"
+        say(f"{'collapse':18} {columns}")
         shown = []
-        for alarm, seed, left, rescued in provoke(args.out, args.seeds):
+        for alarm, seed, left, rescued in provoke(args.out, args.seeds, finished=args.finished):
             say(provoked_line(alarm, seed, left, rescued))
             if seed == args.seeds[0]:
                 signal = "reward_std" if alarm == "echo_trap" else "prompt_information"
@@ -227,6 +228,9 @@ def main() -> None:
         for label, (source, seeds) in HEALTHY.items():
             for seed in seeds:
                 name = f"healthy-{label.replace(', ', '-')}-{seed}"
+                if args.finished and not _finished(args.out / name):
+                    say(f"{label:20} {seed:4}  not run")
+                    continue
                 say(healthy_line(label, seed, play(args.out, name, seed, source)))
 
 

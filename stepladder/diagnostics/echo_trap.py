@@ -24,12 +24,12 @@ class EchoTrap(Detector):
     lost = 0.15
     message = "siblings say the same and earn the same, and tasks that were mixed are now lost"
     advice = (
-        "keep exploring: lower rl.learning_rate to a third, do not divide advantages by their deviation "
+        "keep exploring: lower rl.learning_rate to a tenth, do not divide advantages by their deviation "
         "(rl.scale = 'none'), hold entropy up (rl.entropy_target), raise rl.clip_high to 0.28, drop the KL "
         "term (rl.kl_coefficient = 0)"
     )
     remedy = (
-        Change("learning_rate", "times", 0.3),
+        Change("learning_rate", "times", 0.1),
         Change("scale", "set", "none"),
         Change("clip_high", "at_least", 0.28),
         Change("kl_coefficient", "set", 0.0),
