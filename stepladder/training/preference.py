@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stepladder.data.split import fingerprint_of
 from stepladder.errors import DataError
 from stepladder.objectives.kto import kto_balance
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
@@ -180,7 +181,8 @@ class PreferenceRung(Rung):
             warn_of_imbalance(data, settings)
         else:
             data, tally = pair_data(run.bench, train, held, settings)
-        run.display.note(f"preference data: {tally.text}")
+        run.display.note(f"preference: {tally.text}")
+        run.folder.log_data(self.name, {"text": tally.text, "fingerprint": fingerprint_of([*train, *held])})
         learning_rate(settings, 0, self._steps(data))  # a schedule without room is refused before any work
         if settings.resolved_reference == "none":
             return data

@@ -17,10 +17,9 @@ from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.demonstrations import opening_tools
 from stepladder.training.preference_step import Answer, Judged, Pair
 from stepladder.training.reference_logprobs import ReferenceLog
+from stepladder.training.rows import PAIRS
 from stepladder.training.setup import Workbench
 from stepladder.types import TrainingSample
-
-PAIRS_FILE = "pairs.jsonl"  # in the run folder, by an earlier rung
 
 Row = Preference | Unpaired
 
@@ -64,7 +63,7 @@ def preference_rows(
         tools = opening_tools(bench)
         rows = [row if row.tools else replace(row, tools=tools) for row in rows]
     else:
-        path = folder / PAIRS_FILE if settings.data == EARLIER_RUNG else Path(settings.data)
+        path = folder / PAIRS if settings.data == EARLIER_RUNG else Path(settings.data)
         rows = list(read_dataset(path, kind=settings.kind).records)
     if not settings.validation:
         return rows, []

@@ -21,6 +21,7 @@ from stepladder.errors import DataError
 from stepladder.reports.run import read_jsonl
 from stepladder.rollout import derive_seed, rollout
 from stepladder.sections.rejection_sampling import RejectionSamplingSection
+from stepladder.training.epochs import EpochState
 from stepladder.training.interrupt import uninterrupted
 from stepladder.training.records import trajectory_from_dict
 from stepladder.training.reference import put_back, remembered
@@ -29,7 +30,7 @@ from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.rows import ACCEPTED, PAIRS, accepted_row, pair_row
 from stepladder.training.rung import Run
 from stepladder.training.selection import Seen, accepted, best_and_worst, select
-from stepladder.training.sft import CHECKPOINT_SECONDS, FittingRung, SftState
+from stepladder.training.sft import CHECKPOINT_SECONDS, FittingRung
 from stepladder.training.step import Metrics
 from stepladder.training.tally import count, shares, told
 from stepladder.training.tasks import TaskSampler
@@ -86,7 +87,7 @@ class RejectionSamplingRung(FittingRung):
                 put_back(bench.policy.model, start)
             self.fit(samples, validation, derive_seed(self.seed, self.round.round))
             with uninterrupted():
-                self.before, self.progress = self.step, SftState()
+                self.before, self.progress = self.step, EpochState()
                 self.round = RoundState(self.round.round + 1, began=self.before)
                 bench.sync()
                 if self.round.round < section.rounds:

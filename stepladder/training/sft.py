@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -16,40 +14,12 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.sections.fitting import FittingSection
 from stepladder.training.demonstrations import sft_data
-from stepladder.training.interrupt import uninterrupted
+from stepladder.training.epochs import EpochState, Metrics, run_epochs
 from stepladder.training.rung import Run, Rung
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import TrainingSample
 
 CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
-
-
-@dataclass(slots=True)
-class SftState:
-    """Where the loop stands: everything a resumed run needs besides weights and moments."""
-
-    epoch: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    best_loss: float | None = None  # None: nothing validated yet
-    best_epoch: int = 0  # 0: the model that SFT began with
-    best_step: int = 0
-    best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
-
-    def plain(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "seconds": self.seconds,
-            "best_loss": self.best_loss,
-            "best_epoch": self.best_epoch,
-            "best_step": self.best_step,
-        }
-
-    @property
-    def at_best(self) -> bool:
-        """Are the present weights the best ones?"""
-        return bool(self.best) and self.best_step == self.step
 
 
 def run_sft(
@@ -58,78 +28,43 @@ def run_sft(
     samples: Sequence[TrainingSample],
     held_out: Sequence[TrainingSample],
     settings: FittingSection,
-    state: SftState,
+    state: EpochState,
     *,
     seed: int,
     on_step: Callable[[int, dict[str, float]], None],
-    on_epoch: Callable[[SftState], None],
-) -> SftState:
-    """Train until `patience` epochs brought no better validation loss, then put the best weights back.
+    on_epoch: Callable[[EpochState], None],
+) -> EpochState:
+    """Fit `samples` in an order of each epoch's own, as `run_epochs` says.
 
-    The best weights are those SFT began with where no epoch made them better. `state` may lie inside an
-    epoch (a Ctrl-C fell there): its remaining batches come first. `on_epoch` is where a checkpoint is taken.
     Raises DataError on an empty dataset.
     """
     if not samples:
         raise DataError("there is nothing to train on: the demonstrations are empty; give at least one")
-    if held_out and state.best_loss is None:
-        _validate(policy, optimizer, held_out, settings, state)
-    per_epoch = math.ceil(len(samples) / settings.batch_size)
-    while state.epoch < settings.epochs and not _finished(settings, state, bool(held_out)):
+
+    def batches(epoch: int) -> list[list[int]]:
         order = list(range(len(samples)))
-        random.Random(f"{seed}/{state.epoch}").shuffle(order)
-        for batch in range(state.step - state.epoch * per_epoch, per_epoch):
-            chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
-            rate = warmup_then_constant(state.step, peak=settings.learning_rate, warmup=settings.warmup_steps)
-            with uninterrupted():
-                began = time.monotonic()
-                metrics = sft_update(
-                    policy,
-                    optimizer,
-                    [samples[i] for i in chosen],
-                    learning_rate=rate,
-                    token_budget=settings.token_budget,
-                )
-                seconds = time.monotonic() - began
-                state.step += 1
-                state.seconds += seconds
-                metrics |= {"learning_rate": rate, "epoch": float(state.epoch), "seconds": seconds}
-                on_step(state.step, metrics)
-        with uninterrupted():
-            state.epoch += 1
-            if held_out:
-                began = time.monotonic()
-                loss = _validate(policy, optimizer, held_out, settings, state)
-                seconds = time.monotonic() - began
-                state.seconds += seconds
-                metrics = {"validation_loss": loss, "epoch": float(state.epoch), "seconds": seconds}
-                on_step(state.step, metrics)
-            on_epoch(state)
-    if state.best:
-        optimizer.load({f"master/{name}": t for name, t in state.best.items()})
-    return state
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        return [order[i : i + settings.batch_size] for i in range(0, len(order), settings.batch_size)]
 
+    def update(rows: list[int], step: int) -> Metrics:
+        rate = warmup_then_constant(step, peak=settings.learning_rate, warmup=settings.warmup_steps)
+        batch = [samples[i] for i in rows]
+        metrics = sft_update(policy, optimizer, batch, learning_rate=rate, token_budget=settings.token_budget)
+        return {**metrics, "learning_rate": rate}
 
-def _validate(
-    policy: Policy,
-    optimizer: MasterOptimizer,
-    held_out: Sequence[TrainingSample],
-    settings: FittingSection,
-    state: SftState,
-) -> float:
-    """The validation loss; the weights are kept where it is the best so far, by `min_improvement`."""
-    loss = validation_loss(policy, held_out, token_budget=settings.token_budget)
-    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
-        state.best_loss, state.best_epoch, state.best_step = loss, state.epoch, state.step
-        state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
-    return loss
+    def validate() -> Metrics:
+        return {"validation_loss": validation_loss(policy, held_out, token_budget=settings.token_budget)}
 
-
-def _finished(settings: FittingSection, state: SftState, validated: bool) -> bool:
-    """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
-    if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
-        return True
-    return validated and state.epoch - state.best_epoch >= settings.patience
+    return run_epochs(
+        optimizer,
+        settings,
+        state,
+        batches=batches,
+        update=update,
+        validate=validate if held_out else None,
+        on_step=on_step,
+        on_epoch=on_epoch,
+    )
 
 
 class FittingRung(Rung):
@@ -137,7 +72,7 @@ class FittingRung(Rung):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.progress = SftState()
+        self.progress = EpochState()
         self.before = 0  # steps of the rung that lie before the present fit
 
     @property
@@ -183,10 +118,10 @@ class FittingRung(Rung):
         return tensors
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.progress = SftState(**{k: v for k, v in state.items() if k != "at_best"})
         self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)
         kept = "master/" if state["at_best"] else "best/"
-        self.progress.best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+        self.progress = EpochState.of(state, best)
 
 
 class SftRung(FittingRung):

@@ -360,7 +360,7 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path: Path, monkeypatch: py
             '"chosen": [{"role": "assistant", "content": "4"}]',
         )
     )
-    with pytest.raises(CheckpointError, match="the data, the template or a length limit changed"):
+    with pytest.raises(CheckpointError, match="the data of the rung 'preference' changed"):
         resume(tmp_path / "run")
 
 

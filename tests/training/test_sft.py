@@ -12,7 +12,8 @@ from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.sections.sft import SftSection
-from stepladder.training.sft import SftState, run_sft
+from stepladder.training.epochs import EpochState
+from stepladder.training.sft import run_sft
 from stepladder.types import TrainingSample
 
 
@@ -27,14 +28,14 @@ SAME, OTHER = [text(31, "h")], [text(70, "h")]  # helped and hurt by training
 class Run:
     """run_sft with what it logged."""
 
-    def __init__(self, policy: Policy, state: SftState | None = None) -> None:
-        self.policy, self.state = policy, state or SftState()
+    def __init__(self, policy: Policy, state: EpochState | None = None) -> None:
+        self.policy, self.state = policy, state or EpochState()
         self.optimizer = MasterOptimizer(policy.trainable())
         self.steps: list[int] = []
         self.losses: list[float] = []
         self.epochs: list[int] = []
 
-    def go(self, held_out: list[TrainingSample], **settings: Any) -> SftState:
+    def go(self, held_out: list[TrainingSample], **settings: Any) -> EpochState:
         section = SftSection(demonstrations=5, batch_size=2, warmup_steps=0, **settings)
         return run_sft(
             self.policy,
@@ -54,7 +55,7 @@ class Run:
         else:
             self.steps.append(step)
 
-    def _on_epoch(self, state: SftState) -> None:
+    def _on_epoch(self, state: EpochState) -> None:
         self.epochs.append(state.epoch)
 
 
@@ -116,7 +117,9 @@ def test_killed_after_its_last_epoch_it_begins_no_other(held_out: list[TrainingS
         run = Run(tiny_policy())
         saved: dict[str, Any] = {}
 
-        def on_epoch(state: SftState, at: int = killed, own: Run = run, out: dict[str, Any] = saved) -> None:
+        def on_epoch(
+            state: EpochState, at: int = killed, own: Run = run, out: dict[str, Any] = saved
+        ) -> None:
             if state.epoch == at:
                 tensors = {name: t.clone() for name, t in own.optimizer.tensors().items()}
                 out.update(plain=state.plain(), tensors=tensors, best=dict(state.best))
@@ -125,7 +128,7 @@ def test_killed_after_its_last_epoch_it_begins_no_other(held_out: list[TrainingS
         run._on_epoch = on_epoch  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             run.go(held_out, epochs=4, learning_rate=1e-2, patience=2)
-        rest = Run(tiny_policy(seed=5), SftState(**saved["plain"], best=saved["best"]))
+        rest = Run(tiny_policy(seed=5), EpochState(**saved["plain"], best=saved["best"]))
         rest.optimizer.load(saved["tensors"])
         rest.go(held_out, epochs=4, learning_rate=1e-2, patience=2)
         assert rest.epochs == quiet.epochs[killed:]
@@ -140,7 +143,7 @@ def test_an_empty_dataset_is_refused(policy: Policy) -> None:
             [],
             [],
             SftSection(demonstrations=1),
-            SftState(),
+            EpochState(),
             seed=0,
             on_step=lambda step, metrics: None,
             on_epoch=lambda state: None,
