@@ -211,6 +211,7 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
             learning_rate=rate,
             reference=parts.reference,
             also=also,
+            replay=parts.replay.at(state.step, k) if parts.replay and not waiting else None,
             before_step=on_policy if k == 0 and not stale else None,
         )
         if k == 0:
