@@ -25,6 +25,7 @@ from stepladder.training.credit import Measured, make_batch
 from stepladder.training.critic import Critic, explained_variance
 from stepladder.training.group_stream import GroupStream
 from stepladder.training.interrupt import uninterrupted
+from stepladder.training.replay import Replay
 from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
 from stepladder.training.rl_state import (
     RlState,
@@ -61,6 +62,7 @@ class RlParts:
     own_advantage: Callable[..., Any] | None = None
     own_loss: Callable[..., Any] | None = None
     watch: Watch | None = None  # checks batches and syncs, and holds the settings in force; made if missing
+    replay: Replay | None = None  # demonstrations whose SFT loss is mixed into every update
     on_trajectory: Callable[[Trajectory], None] | None = None
     on_refresh: Callable[[int], None] = lambda step: None  # the policy of now becomes the reference
 

@@ -15,8 +15,8 @@ from stepladder.policies.policy import Policy
 from stepladder.sections.rl import RlSection
 from stepladder.sections.rl_parts import CriticSection
 from stepladder.training.critic import Critic
-from stepladder.training.group_stream import GroupStream
 from stepladder.training.demonstrations import sft_data
+from stepladder.training.group_stream import GroupStream
 from stepladder.training.reference import frozen_reference, refresh_reference
 from stepladder.training.replay import Replay
 from stepladder.training.rl import RlParts, run_rl
