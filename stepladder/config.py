@@ -91,6 +91,11 @@ class Recipe(Section):
                 "with depends on timing; and run.exact = true promises that it does not; set run.exact = "
                 "false, or rl.max_staleness = 0"
             )
+        if self.rl is not None and self.rl.replay and self.sft is None:
+            raise ValueError(
+                f"rl.replay={self.rl.replay:g} mixes the demonstrations of [sft] into RL, and the recipe has "
+                "no [sft]; add one, or set rl.replay = 0"
+            )
         if self.preference is not None:
             self._check_preference(self.preference)
         if self.rollout.max_tokens >= self.rollout.max_context:

@@ -175,7 +175,8 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
     """A run with every part switched on writes exactly the documented names."""
     overrides = (
         "rl.steps=3 rl.tasks_per_step=4 rl.group_size=4 rl.evaluate_every=2 rl.updates_per_batch=2 "
-        "rl.kl_coefficient=0.01 sft.demonstrations=16 sft.batch_size=8 sft.epochs=1 sft.validation=4 "
+        "rl.replay=0.1 rl.kl_coefficient=0.01 "
+        "sft.demonstrations=16 sft.batch_size=8 sft.epochs=1 sft.validation=4 "
         "rejection_sampling.tasks=4 rejection_sampling.samples=3 rejection_sampling.require=scored "
         "rejection_sampling.epochs=1 rejection_sampling.validation=1 "
         "evaluation.raw=4 evaluation.tasks=4 evaluation.few_shot=1 run.threads=1"

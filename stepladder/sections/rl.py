@@ -87,6 +87,13 @@ class RlSection(Section):
         description="updates that a token may be old when it is trained on. 0: synchronous; from 1 on, "
         "episodes are played while the policy is trained",
     )
+    replay: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the SFT loss of the demonstrations of [sft] in every update: holds what RL "
+        "would unlearn",
+    )
+    replay_batch: int = Field(8, ge=1, description="demonstrations in an update, with `replay`")
     # -- credit
     credit: Literal["outcome", "turns", "process", "gigpo", "bilevel"] = Field(
         "outcome",

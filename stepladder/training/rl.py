@@ -25,6 +25,7 @@ from stepladder.training.credit import Measured, make_batch
 from stepladder.training.critic import Critic, explained_variance
 from stepladder.training.group_stream import GroupStream
 from stepladder.training.interrupt import uninterrupted
+from stepladder.training.replay import Replay
 from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
 from stepladder.training.rl_state import (
     RlState,
@@ -61,6 +62,7 @@ class RlParts:
     own_advantage: Callable[..., Any] | None = None
     own_loss: Callable[..., Any] | None = None
     watch: Watch | None = None  # checks batches and syncs, and holds the settings in force; made if missing
+    replay: Replay | None = None  # demonstrations whose SFT loss is mixed into every update
     on_trajectory: Callable[[Trajectory], None] | None = None
     on_refresh: Callable[[int], None] = lambda step: None  # the policy of now becomes the reference
 
@@ -211,6 +213,7 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
             learning_rate=rate,
             reference=parts.reference,
             also=also,
+            replay=parts.replay.at(state.step, k) if parts.replay and not waiting else None,
             before_step=on_policy if k == 0 and not stale else None,
         )
         if k == 0:

@@ -15,8 +15,10 @@ from stepladder.policies.policy import Policy
 from stepladder.sections.rl import RlSection
 from stepladder.sections.rl_parts import CriticSection
 from stepladder.training.critic import Critic
+from stepladder.training.demonstrations import sft_data
 from stepladder.training.group_stream import GroupStream
 from stepladder.training.reference import frozen_reference, refresh_reference
+from stepladder.training.replay import Replay
 from stepladder.training.rl import RlParts, run_rl
 from stepladder.training.rl_state import RlState, horizon
 from stepladder.training.rung import POLICY, Run, Rung
@@ -73,6 +75,7 @@ class RlRung(Rung):
                 own_advantage=own_advantage(settings),
                 own_loss=own_loss(settings),
                 watch=self.watch,
+                replay=self._replay(),
                 on_trajectory=run.display.trajectory,
                 on_refresh=self._refresh,
             )
@@ -137,6 +140,17 @@ class RlRung(Rung):
                 token_budget=s.token_budget,
                 max_grad_norm=s.max_grad_norm,
             )
+
+    def _replay(self) -> Replay | None:
+        """The demonstrations of [sft], where the recipe mixes them in."""
+        s, recipe = self.settings, self.run.recipe
+        if not s.replay:
+            return None
+        assert recipe.sft is not None
+        samples = sft_data(self.run.bench, recipe.sft, seed=recipe.run.seed).train
+        return Replay(
+            self.run.bench.policy, samples, s.replay, s.replay_batch, s.token_budget, recipe.run.seed
+        )
 
     def _trained(self) -> nn.Module:
         """What the policy's optimiser trains: a shared critic's head too."""

@@ -83,9 +83,10 @@ def rl_update(
     learning_rate: float,
     reference: Policy | None = None,
     also: Also | None = None,
+    replay: Callable[[], Metrics] | None = None,
     before_step: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
-    """One update of `batch`.
+    """One update of `batch`. `replay` adds gradients of its own to a step that is taken.
 
     Trajectories without advantage are skipped where nothing else (a KL term, an entropy bonus, `also`)
     gives them a gradient; they stay in the denominators. At the first update of a batch the proximal
@@ -134,6 +135,8 @@ def rl_update(
         except BaseException:
             optimizer.clear()
             raise
+    if replay is not None:
+        merged |= replay()
     norm = optimizer.step(learning_rate)
     extra_metrics = {"loss": loss_sum, "grad_norm": norm, "updated": 1.0, "tokens_computed": float(computed)}
     return {**merged, **extra_metrics}

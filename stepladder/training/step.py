@@ -29,6 +29,14 @@ def sft_update(
     token_budget: int,
 ) -> Metrics:
     """One step of supervised fine-tuning: the token mean of -log p over all trained tokens of `samples`."""
+    metrics = sft_gradients(policy, samples, token_budget=token_budget)
+    return {**metrics, "grad_norm": optimizer.step(learning_rate)}
+
+
+def sft_gradients(
+    policy: Policy, samples: Sequence[TrainingSample], *, token_budget: int, weight: float = 1.0
+) -> Metrics:
+    """Add the gradients of `weight` times the token mean of -log p; `loss` comes back without the weight."""
     lengths = torch.tensor([s.num_trained for s in samples])
     denominators = step_denominators(lengths, mode="token_mean")
     parts: list[dict[str, Tensor]] = []
@@ -37,13 +45,11 @@ def sft_update(
         scores = policy.logprobs([samples[i] for i in rows])
         losses, metrics = cross_entropy(scores.logprobs, scores.mask)
         loss = aggregate(losses, scores.mask, denominators[rows].to(losses.device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        (weight * loss).backward()  # type: ignore[no-untyped-call]
         loss_sum += float(loss.detach())
         computed += scores.tokens_computed
         parts.append(metrics)
-    norm = optimizer.step(learning_rate)
-    merged = floats(merge_metrics(parts))
-    return {**merged, "loss": loss_sum, "grad_norm": norm, "tokens_computed": float(computed)}
+    return {**floats(merge_metrics(parts)), "loss": loss_sum, "tokens_computed": float(computed)}
 
 
 @torch.no_grad()
