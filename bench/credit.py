@@ -97,7 +97,7 @@ def farming(out: str, seeds: list[int], more: list[str]) -> str:
         given = {} if extra is None else {"bonuses": [{**bonus, **extra}]}
         folder = "farming-" + name.replace(" ", "").replace(".", "")
         world = {"name": f"{WORLDS}:Farm"}
-        found = [play(out, folder, s, world, more, credit="turns", steps=150, **given) for s in seeds]
+        found = [play(out, folder, s, world, more, credit="turns", steps=200, **given) for s in seeds]
         # every turn but an answer is a call
         calls[name] = mean_curve([smooth(curve(lines, "turns")) for lines in found])
         ends = [[statistics.fmean(line[key] for line in lines[-10:]) for lines in found] for key in SHOWN]

@@ -72,20 +72,20 @@ class _Decisive:
 
 
 class Farm(_World):
-    """A hidden digit. Asking ("S") shows it, as often as one asks; the right digit is worth 1."""
+    """A hidden digit, 0 to 2. Asking ("S") shows it, as often as one asks; the right digit is worth 1."""
 
     def make(self) -> Any:
         return _Farm()
 
     def act(self, rng: random.Random) -> str:
-        return rng.choice(DIGITS + "S")
+        return rng.choice(DIGITS[:3] + "S")
 
 
 class _Farm:
     inline = True
 
     async def reset(self, task: Task, *, seed: int) -> Reset:
-        self.digit = random.Random(f"farm/{seed}").choice(DIGITS)
+        self.digit = random.Random(f"farm/{seed}").choice(DIGITS[:3])
         return Reset(task.messages)
 
     async def step(self, message: Message) -> Step:

@@ -203,6 +203,35 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
         "rl",
     ]
 
+    assert_folder_is_drawn(folder)
+
+
+def test_metrics_that_depend_on_settings_are_on_the_page(workplace: Path) -> None:
+    data = {
+        "run": {"threads": 1},
+        "model": {"name": "tiny", "options": {"symbols": ["?", "S", *"01234"], "hidden": 32, "layers": 1}},
+        "environment": {"name": "mixed", "options": {"worlds": [{"name": "hidden_digit"}]}},
+        "rollout": {"max_turns": 2, "max_tokens": 3, "max_context": 64},
+        "rl": {
+            "algorithm": "ppo",
+            "steps": 2,
+            "tasks_per_step": 2,
+            "group_size": 4,
+            "entropy_target": 1.0,
+            "dynamic_sampling": True,
+            "bonuses": [{"kind": "format", "pattern": "^[S0-4]$"}],
+        },
+        "evaluation": {"tasks": 1, "raw": 0},
+    }
+    folder = stepladder.train(load_recipe(data), display=Display(quiet=True))
+    found = {key for line in (folder / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
+    named = {re.sub(r"^(reward|success)/.*", r"\1/NAME", key) for key in found} - {"step", "phase"}
+    known = documented('phase "rl"') | documented("RL, only with a setting")
+    assert named <= known
+    assert documented("RL, only with a setting") <= named
+
+
+def assert_folder_is_drawn(folder: Path) -> None:
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")  # and the folder is the one it draws
     drawn = re.search(r"^runs/NAME/\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert drawn is not None

@@ -27,6 +27,17 @@ SETTINGS = (
     "sft.demonstrations=200",
     "run.checkpoint_every=3",
 )
+# What else a checkpoint must remember: a critic's weights and moments, coefficients that adapt, a reference
+# that was refreshed, dry steps.
+WITH_CRITIC = (
+    *SETTINGS,
+    "rl.algorithm=ppo",
+    "rl.kl_target=0.5",
+    "rl.kl_horizon=1000",
+    "rl.reference_every=7",
+    "rl.entropy_target=1.0",
+    "rl.dynamic_sampling=true",
+)
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
@@ -34,8 +45,8 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _recipe(folder: Path, name: str) -> str:
-    recipe = digit_recipe(folder, name, *SETTINGS)
+def _recipe(folder: Path, name: str, settings: tuple[str, ...]) -> str:
+    recipe = digit_recipe(folder, name, *settings)
     file = folder / f"{name}.toml"
     file.write_text(to_toml(recipe.model_dump(mode="json", exclude_none=True)))
     return str(file)
@@ -54,10 +65,14 @@ def _where(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("settings", [SETTINGS, WITH_CRITIC], ids=["grpo", "ppo"])
+def test_twenty_kills_leave_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...]
+) -> None:
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     began = time.monotonic()
-    child = _start("train", _recipe(tmp_path, "quiet"))
+    child = _start("train", _recipe(tmp_path, "quiet", settings))
     assert child.stdout is not None
     child.stdout.readline()
     first = time.monotonic()
@@ -70,7 +85,7 @@ def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
     rng = random.Random(0)
-    file, done = _recipe(tmp_path, "killed"), 0
+    file, done = _recipe(tmp_path, "killed", settings), 0
     while done < KILLS:
         exists = (killed / "recipe.toml").is_file()
         child = _start("resume", str(killed)) if exists else _start("train", file)
@@ -93,7 +108,7 @@ def test_twenty_kills_leave_no_trace(tmp_path: Path, capsys: pytest.CaptureFixtu
             assert_same(killed, quiet)
             report.append("the run was finished and equal to the quiet one; another one for the kills left")
             killed = tmp_path / f"killed-{done}"
-            file = _recipe(tmp_path, killed.name)
+            file = _recipe(tmp_path, killed.name, settings)
     child = _start("resume", str(killed)) if (killed / "recipe.toml").is_file() else _start("train", file)
     _, err = child.communicate(timeout=900)
     assert child.returncode == 0, err
