@@ -117,3 +117,17 @@ def test_an_adapter_of_a_base_that_lies_nowhere_is_exported_merged(tmp_path: Pat
     assert not (tmp_path / "m" / "adapter_config.json").exists()
     back, _ = load_model(str(tmp_path / "m"), dtype="float32", device="cpu")
     torch.testing.assert_close(back(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_embeddings_can_be_written_apart(tmp_path: Path) -> None:
+    """For a server that cannot load new weights into shared ones: same numbers, two tensors."""
+
+    from safetensors.torch import load_file
+    from spine import tiny_policy
+
+    policy = tiny_policy()
+    export_model(policy.model, policy.tokenizer, tmp_path / "m", untied=True)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["tie_word_embeddings"] is False
+    head = load_file(tmp_path / "m" / "model-head.safetensors")
+    assert torch.equal(head["lm_head.weight"], policy.lm.get_input_embeddings().weight)
+    assert policy.lm.config.tie_word_embeddings is True  # the policy itself stays as it was
