@@ -9,8 +9,9 @@ activation checkpointing; stepladder: bf16 weights with float32 masters), where 
 Both get token ids from one file, in one order, so that nothing but the training differs.
 
 Set alike for the float32 comparison, different by default: AdamW's second beta (.999 there, .99
-here); the order of rows (shuffled in both, by other generators); where text becomes tokens (trl renders a whole
-conversation and trains what the template writes after an answer's terminator, here an answer ends with it);
+here); the order of rows (shuffled in both, by other generators); where text becomes tokens (trl renders a
+whole conversation and trains what the template writes after an answer's terminator, here an answer ends
+with it);
 and KTO's batches (drawn once in both; trl takes the row before as mismatched even where it has the same
 prompt). In the second part trl computes DPO's and KTO's reference with a second model in every step, which is
 its default.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from episodes import episode, group
+from told_episodes import episode, group
 
 from stepladder.training.collect import Draw, collect, nothing_to_learn, spread
 from stepladder.types import Group, Task

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from episodes import by_token, episode, group
+from told_episodes import by_token, episode, group
 from torch import Tensor
 
 from stepladder.algorithms import ALGORITHMS, Algorithm

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from episodes import episode, group
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from told_episodes import episode, group
 
 from stepladder.config import load_recipe
 from stepladder.errors import ConfigError
