@@ -56,7 +56,7 @@ def _panel(
         out.append(_line([(at(i), y(v)) for i, v in enumerate(values, 1)], colour, False))
     names = [*((f"success, {n}", c) for n, c in COLOURS.items()), (f"{signal_name} (dashed)", "#667080")]
     for i, (text, colour) in enumerate(names):
-        place = f'x="{x + LEFT + 130 * i}" y="{TOP + HEIGHT + 24}"'
+        place = f'x="{x + LEFT + 150 * (i % 2)}" y="{TOP + HEIGHT + 18 + 15 * (i // 2)}"'
         out.append(f'<text {place} fill="{colour}" font-size="11">{escape(text)}</text>')
     return out
 
