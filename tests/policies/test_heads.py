@@ -61,7 +61,7 @@ def test_a_value_does_not_depend_on_the_token_it_is_a_baseline_for() -> None:
 
 @given(st.permutations(range(6)), st.integers(0, 5), st.sampled_from(MODES))
 @settings(max_examples=25, deadline=None)
-def test_order_and_company_change_no_score(order: list[int], cut: int, mode: Mode) -> None:
+def test_fault_25_order_and_company_change_no_score(order: list[int], cut: int, mode: Mode) -> None:
     samples = random_samples(6)
     whole = MODELS[mode].sequence_scores(samples).detach()
     parts = [[samples[i] for i in order[:cut]], [samples[i] for i in order[cut:]]]
