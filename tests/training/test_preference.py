@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rich.console import Console
-from spine import DIGIT_SYMBOLS, SIZES, lines, sample, tiny_policy
+from spine import DIGIT_SYMBOLS, SIZES, digit_recipe, lines, sample, tiny_policy
 
 from stepladder.config import Recipe, load_recipe
 from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
@@ -543,6 +543,29 @@ def test_pairs_of_an_earlier_rung_are_taken_from_the_run_folder(tmp_path: Path) 
     rows, held = preference.preference_rows(bench, settings, tmp_path, seed=0)
     assert len(rows) + len(held) == 26  # tmp_path/pairs.jsonl
     bench.close()
+
+
+def test_what_rejection_sampling_leaves_is_preferred_by_the_next_rung(tmp_path: Path) -> None:
+    """Two rungs of one run: episodes of one task, a better and a worse one, become pairs and then weights."""
+    made = digit_recipe(
+        tmp_path,
+        "run",
+        "rl=null",
+        "rejection_sampling.tasks=16",
+        "rejection_sampling.temperature=0.5",  # at 1 it writes tokens that its alphabet cannot spell
+        "rejection_sampling.epochs=1",
+        "preference.data=rejection_sampling",
+        "preference.validation=0",
+        "preference.batch_size=4",
+    )
+    run = train(made)
+    pairs = len((run / "pairs.jsonl").read_text().splitlines())
+    metrics = [m for m in lines(run / "metrics.jsonl") if m["phase"] == "preference"]
+    assert pairs > 1
+    assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert sum(m["pairs"] for m in metrics) <= pairs  # equal ones count once
+    rungs = [e["rung"] for e in lines(run / "evaluations.jsonl")]
+    assert rungs[-2:] == ["rejection_sampling", "preference"]
 
 
 def test_faults_67_and_70_each_side_has_its_own_budget_and_every_option_does_something(
