@@ -1,4 +1,4 @@
-"""SFT, DPO and KTO beside trl 1.16: the same file, model, batches and steps; losses, speed and memory.
+"""SFT, DPO, KTO and a reward model beside trl 1.16: same file, model, batches and steps.
 
 bench/make_trl_env.sh TRL_ENV            # once
 python bench/vs_trl.py --peer TRL_ENV/bin/python
@@ -8,13 +8,13 @@ optimisers, where the losses must agree; then each library as it comes (trl: bf1
 activation checkpointing; stepladder: bf16 weights with float32 masters), where time and memory are measured.
 Both get token ids from one file, in one order, so that nothing but the training differs.
 
-Set alike for the float32 comparison, different by default: AdamW's second beta (.999 there, .99
-here); the order of rows (shuffled in both, by other generators); where text becomes tokens (trl renders a
-whole conversation and trains what the template writes after an answer's terminator, here an answer ends
-with it);
-and KTO's batches (drawn once in both; trl takes the row before as mismatched even where it has the same
-prompt). In the second part trl computes DPO's and KTO's reference with a second model in every step, which is
-its default.
+Set alike for the float32 comparison, different by default: AdamW's second beta (.999 there, .99 here); the
+order of rows (shuffled in both, by other generators); where text becomes tokens (trl renders a whole
+conversation and trains what the template writes after an answer's terminator, here an answer ends with it);
+the padding token (SmolLM2's is its end of turn, which transformers' classifier would read past); the reward
+model's head (random there, 0 here); and KTO's batches (drawn once in both; trl takes the row before as
+mismatched even where it has the same prompt). In the second part trl computes DPO's and KTO's reference with
+a second model in every step, which is its default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-TASKS = ("sft", "dpo", "kto")  # a reward model: add its `ours_` and `theirs_` functions to the two workers
+TASKS = ("sft", "dpo", "kto", "reward")
 WORDS = ("plum", "pencil", "map", "tile", "button", "ribbon", "ticket", "seed", "candle", "key", "brick")
 
 
@@ -55,7 +55,7 @@ def worker(side: str, task: str, mode: str, options: argparse.Namespace, folder:
     python = options.peer if side == "theirs" else sys.executable
     out = folder / f"{side}-{task}-{mode}.json"
     command = [python, str(HERE / f"vs_trl_{side}.py"), "--task", task, "--mode", mode, "--out", str(out)]
-    for name in ("model", "steps", "batch", "threads"):
+    for name in ("model", "steps", "batch", "threads", "budget"):
         command += [f"--{name}", str(getattr(options, name))]
     done = subprocess.run([*command, "--data", str(folder / "data.jsonl")], capture_output=True, text=True)
     if done.returncode:
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=96, help="words of a prompt, at most")
     parser.add_argument("--answer", type=int, default=96, help="words of an answer, at most")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--budget", type=int, default=768, help="our token_budget: tokens a micro-batch")
     parser.add_argument("--out", type=Path, help="write the table here too")
     options = parser.parse_args()
 

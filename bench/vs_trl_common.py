@@ -17,7 +17,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("task", "mode", "model"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("steps", "batch", "threads"):
+    for name in ("steps", "batch", "threads", "budget"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("data", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -48,7 +48,7 @@ def kto_rows(rows: Sequence[Row], batch: int) -> list[dict[str, Any]]:
 
 def data_tokens(task: str, rows: Sequence[Row]) -> int:
     """Tokens a plain trainer computes for the data itself: prompts of pairs count twice."""
-    if task == "dpo":
+    if task in ("dpo", "reward"):
         return sum(2 * len(r["prompt"]) + len(r["chosen"]) + len(r["rejected"]) for r in rows)
     if task == "kto":
         return sum(len(r["prompt"]) + len(r["completion"]) for r in kto_rows(rows, len(rows)))

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
 
+from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
 from stepladder.sections.preference import PreferenceSection
 from stepladder.training.preference_data import JudgedData, PairData, as_pair, with_reference
 from stepladder.training.preference_step import Answer, Judged, kto_update, pair_loss, preference_update
+from stepladder.training.ranking_step import Ranked, ranking_update
 from stepladder.training.reference_logprobs import ReferenceLog
 from stepladder.training.step import sft_update
 from stepladder.types import TrainingSample
 
-RATE, BUDGET = 1e-5, 100_000
+RATE = 1e-5
 
 
 def sample(prompt: Sequence[int], answer: Sequence[int], key: str) -> TrainingSample:
@@ -31,19 +33,19 @@ def sample(prompt: Sequence[int], answer: Sequence[int], key: str) -> TrainingSa
 
 
 class Ours:
-    """The three tasks; each returns the loss of every step."""
+    """The tasks; each returns the loss of every step."""
 
-    def __init__(self, policy: Policy, rows: Sequence[Row], batch: int) -> None:
-        self.policy, self.rows, self.batch = policy, rows, batch
-        self.optimizer = MasterOptimizer(policy.trainable())
+    def __init__(self, policy: Policy, rows: Sequence[Row], batch: int, budget: int) -> None:
+        self.policy, self.rows, self.batch, self.budget = policy, rows, batch, budget
 
     def batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
         return [items[i : i + self.batch] for i in range(0, len(items), self.batch)]
 
     def sft(self) -> list[float]:
+        optimizer = MasterOptimizer(self.policy.trainable())
         samples = [sample(r["prompt"], r["chosen"], str(i)) for i, r in enumerate(self.rows)]
         return [
-            sft_update(self.policy, self.optimizer, part, learning_rate=RATE, token_budget=BUDGET)["loss"]
+            sft_update(self.policy, optimizer, part, learning_rate=RATE, token_budget=self.budget)["loss"]
             for part in self.batches(samples)
         ]
 
@@ -52,11 +54,12 @@ class Ours:
             as_pair(sample(r["prompt"], r["chosen"], str(i)), sample(r["prompt"], r["rejected"], str(i)))
             for i, r in enumerate(self.rows)
         ]
+        optimizer = MasterOptimizer(self.policy.trainable())
         data = self._with_reference(PairData(pairs, []))
         loss = pair_loss(PreferenceSection(pairs=1))
         return [
             preference_update(
-                self.policy, self.optimizer, part, loss, learning_rate=RATE, token_budget=BUDGET
+                self.policy, optimizer, part, loss, learning_rate=RATE, token_budget=self.budget
             )["loss"]
             for part in self.batches(data.train)
         ]
@@ -67,19 +70,34 @@ class Ours:
             own = sample(row["prompt"], row["completion"], str(i))
             wrong = sample(row["prompt"], row["mismatched"], str(i))
             judged.append(Judged(Answer(own), Answer(wrong), row["label"]))
+        optimizer = MasterOptimizer(self.policy.trainable())
         data = self._with_reference(JudgedData(judged, [], []))
         settings = PreferenceSection(pairs=1, loss="kto", batch_size=self.batch)
         return [
-            kto_update(self.policy, self.optimizer, part, settings, learning_rate=RATE, token_budget=BUDGET)[
+            kto_update(self.policy, optimizer, part, settings, learning_rate=RATE, token_budget=self.budget)[
                 "loss"
             ]
             for part in self.batches(data.train)
         ]
 
+    def reward(self) -> list[float]:
+        model = ScoredModel(self.policy)
+        optimizer = MasterOptimizer(model.trainable())
+        rows = []
+        for i, r in enumerate(self.rows):
+            sides = tuple(sample(r["prompt"], r[side], str(i)) for side in ("chosen", "rejected"))
+            rows.append(Ranked(sides, (0,), (1,), (0.0,)))
+        return [
+            ranking_update(
+                model, optimizer, part, centring=0.0, learning_rate=RATE, token_budget=self.budget
+            )["loss"]
+            for part in self.batches(rows)
+        ]
+
     def _with_reference(self, data: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:  # nothing is in a cache: the pass is measured
             return with_reference(
-                data, ReferenceLog(self.policy, Path(folder), token_budget=2048, cache=False)
+                data, ReferenceLog(self.policy, Path(folder), token_budget=self.budget, cache=False)
             )
 
 
@@ -91,7 +109,7 @@ def main() -> None:
     imports = resident_mb()
     dtype = "float32" if args.mode == "agree" else "bfloat16"
     policy = Policy(*load_model(args.model, dtype=dtype, device="cpu"))
-    run = Ours(policy, rows, args.batch)
+    run = Ours(policy, rows, args.batch, args.budget)
     began = time.perf_counter()
     losses = getattr(run, args.task)()
     seconds = time.perf_counter() - began

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
 
 RATE = 1e-5
@@ -46,10 +51,19 @@ class Kto(Ids, trl.KTOTrainer):
     pass
 
 
+class Reward(Ids, trl.RewardTrainer):
+    pass
+
+
 def dataset(task: str, rows: Sequence[Row], batch: int) -> Dataset:
     if task == "dpo":
         columns = [
             {"prompt_ids": r["prompt"], "chosen_ids": r["chosen"], "rejected_ids": r["rejected"]}
+            for r in rows
+        ]
+    elif task == "reward":
+        columns = [
+            {"chosen_ids": r["prompt"] + r["chosen"], "rejected_ids": r["prompt"] + r["rejected"]}
             for r in rows
         ]
     elif task == "kto":
@@ -70,15 +84,31 @@ def dataset(task: str, rows: Sequence[Row], batch: int) -> Dataset:
     return Dataset.from_list(columns)
 
 
+def load(args: Any, tokenizer: Any) -> Any:
+    """The model in float32; a reward model with a head of zeros and a padding that ends no turn."""
+    if args.task != "reward":
+        return AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
+    model = AutoModelForSequenceClassification.from_pretrained(args.model, dtype=torch.float32, num_labels=1)
+    torch.nn.init.zeros_(model.score.weight)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
 def main() -> None:
     args = options()
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = read(args.data)
     imports = resident_mb()
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    kinds = {"sft": (Sft, trl.SFTConfig), "dpo": (Dpo, trl.DPOConfig), "kto": (Kto, trl.KTOConfig)}
+    model = load(args, tokenizer)
+    kinds = {
+        "sft": (Sft, trl.SFTConfig),
+        "dpo": (Dpo, trl.DPOConfig),
+        "kto": (Kto, trl.KTOConfig),
+        "reward": (Reward, trl.RewardConfig),
+    }
     trainer_class, config_class = kinds[args.task]
     settings: dict[str, Any] = {
         "per_device_train_batch_size": args.batch,
@@ -110,7 +140,9 @@ def main() -> None:
         trainer.train()
         seconds = time.perf_counter() - began
     count = sum(p.numel() for p in model.parameters())
-    copies = 4 if args.task == "sft" else 5  # weights, gradients, two moments, and a reference model
+    copies = (
+        4 if args.task in ("sft", "reward") else 5
+    )  # weights, gradients, two moments, and a reference model
     report(args, rows, losses.values, seconds, imports, count * 4 * copies / 1e6)
 
 
