@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 from stepladder.errors import ConfigError
 from stepladder.evaluation.curves import resampled_means
 from stepladder.evaluation.samples import TaskSamples
+from stepladder.reports.tables import sign_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,3 @@ def by_domain(
         d: compare([t for t in one if t.domain == d], [t for t in other if t.domain == d], seed=seed)
         for d in domains
     }
-
-
-def sign_test(better: int, worse: int) -> float:
-    """The exact two-sided p of `better` against `worse` under even odds; ties say nothing.
-
-    p = min(1, 2·Σ_{i ≤ min} C(n, i)/2^n), n = better + worse. On solved-or-not it is McNemar's exact test.
-
-    >>> sign_test(5, 0), sign_test(0, 0)
-    (0.0625, 1.0)
-    """
-    n = better + worse
-    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2**n))

@@ -14,6 +14,7 @@ from stepladder.reports.scoring import scoring_texts
 from stepladder.reports.tables import (
     NONE,
     RungRow,
+    StepUp,
     content_text,
     duration,
     example_pair,
@@ -21,6 +22,7 @@ from stepladder.reports.tables import (
     interval_text,
     percent,
     rung_rows,
+    steps_up,
     task_id,
 )
 
@@ -37,6 +39,8 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
     """Rungs with intervals, families, one trajectory before and one after, and where the report lies."""
     rows = rung_rows(run)
     blocks = [_rungs(rows) if rows else "No evaluation was made in this run."]
+    if ups := steps_up(rows):
+        blocks.append(_steps_up(ups))
     if families(rows):
         blocks.append(_families(rows))
     pair = example_pair(rows)
@@ -107,6 +111,17 @@ def _rungs(rows: Sequence[RungRow]) -> str:
         return text_table(headers, cells)
     names = ", ".join("0 (greedy)" if t == 0 else f"{t:g}" for t in sorted(temperatures))
     return f"{text_table(headers, cells)}\nSampled at temperature {names}."
+
+
+def _steps_up(ups: Sequence[StepUp]) -> str:
+    """A rung that does not help is shown as it is."""
+    cells = []
+    for up in ups:
+        difference = f"{100 * (up.better - up.worse) / up.n:+.1f} points"
+        numbers = [difference, str(up.better), str(up.worse), f"{up.p:.2g}"]
+        cells.append([f"{up.rung} after {up.before}", *numbers])
+    headers = ["on the same tasks", "difference", "newly solved", "no longer", "p (sign test)"]
+    return text_table(headers, cells)
 
 
 def _families(rows: Sequence[RungRow]) -> str:

@@ -36,6 +36,36 @@ class RungRow:
     temperature: float | None
     by_domain: Mapping[str, tuple[float | None, int]]
     examples: tuple[Record, ...]
+    outcomes: str = ""  # "1" or "0" a task, in order
+
+
+@dataclass(frozen=True, slots=True)
+class StepUp:
+    """A rung against the one before, on the same tasks: solved only after it, solved only before it."""
+
+    rung: str
+    before: str
+    n: int
+    better: int
+    worse: int
+    p: float
+
+
+def steps_up(rows: Sequence[RungRow]) -> list[StepUp]:
+    """Each rung against the last one before it that played the same number of tasks (the first of the split).
+
+    Examples in the prompt and evaluations in the middle of a rung are no rungs.
+    """
+    whole = [row for row in rows if row.outcomes and row.rung in LABELS and row.rung != "few-shot"]
+    out = []
+    for i, row in enumerate(whole):
+        earlier = [r for r in whole[:i] if len(r.outcomes) == len(row.outcomes)]
+        if earlier:
+            pairs = list(zip(earlier[-1].outcomes, row.outcomes, strict=True))
+            better, worse = pairs.count(("0", "1")), pairs.count(("1", "0"))
+            found = sign_test(better, worse)
+            out.append(StepUp(row.rung, earlier[-1].rung, len(pairs), better, worse, found))
+    return out
 
 
 def rung_rows(run: RunData) -> list[RungRow]:
@@ -64,6 +94,7 @@ def _row(rung: str, record: Record) -> RungRow:
         temperature=record.get("temperature"),
         by_domain={str(name): (d.get("success"), int(d.get("n") or 0)) for name, d in domains.items()},
         examples=tuple(record.get("examples") or ()),
+        outcomes=str(record.get("outcomes") or ""),
     )
 
 
@@ -82,6 +113,19 @@ def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> tup
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     return low, (1.0 if successes == n else min(1.0, centre + half))
+
+
+def sign_test(better: int, worse: int) -> float:
+    """The exact two-sided p of `better` against `worse` under even odds; ties say nothing.
+
+    p = min(1, 2·Σ_{i ≤ min} C(n, i)/2^n), n = better + worse. On solved-or-not it is McNemar's exact test.
+
+    >>> sign_test(5, 0), sign_test(0, 0)
+    (0.0625, 1.0)
+    """
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2**n))
 
 
 def families(rows: Sequence[RungRow]) -> list[str]:

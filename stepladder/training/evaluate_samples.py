@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.table import Table as RichTable
 from stepladder.agents import Agents
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
-from stepladder.evaluation.beam import Beam, beam_agents
+from stepladder.evaluation.beam import Beam, StepScorer, beam_agents
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare
 from stepladder.evaluation.curves import Curve, Kind, Point, crossover, curve
@@ -24,12 +25,13 @@ from stepladder.evaluation.samples import TaskSamples, play_samples, read_sample
 from stepladder.plugins import load_object
 from stepladder.policies.atomic import write_file
 from stepladder.reports.evaluation import evaluation_page, evaluation_plots
-from stepladder.rewards.reward import as_reward
+from stepladder.rewards.reward import Reward, as_reward
 from stepladder.training.evaluate import write_trajectories
+from stepladder.training.model_rewards import model_reward, names_model
 from stepladder.training.progress import Display
 from stepladder.training.records import to_json
 from stepladder.training.table import Table, open_table, table_recipe
-from stepladder.types import Trajectory
+from stepladder.types import Message, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _play(model: str, asked: Asked) -> list[tuple[Played, list[Trajectory]]]:
     recipe = table_recipe(
         model, asked.environment, asked.overrides, seed=asked.seed, endpoint_model=asked.endpoint_model
     )
-    reward = as_reward(asked.reward) if asked.reward else None
+    reward = _reward(asked.reward) if asked.reward else None
     answer = load_object(asked.answer, what="answer reader") if asked.answer else None
     found = []
     with open_table(recipe, model, asked.endpoint_model) as table:
@@ -172,12 +174,30 @@ def _agents(table: Table, asked: Asked, budget: int | None) -> Agents:
     return beam_agents(
         bench.engine,
         bench.renderer,
-        load_object(asked.step_scorer, what="step scorer"),
+        step_scorer(asked.step_scorer),
         asked.beam,
         temperature=asked.temperature,
         max_tokens=budget or limits.max_tokens,
         max_context=limits.max_context,
     )
+
+
+def _reward(text: str) -> Reward:
+    return model_reward(text) if names_model(text) else as_reward(text)
+
+
+def step_scorer(text: str) -> StepScorer:
+    """By import path, or a model: "process_reward_model:PATH?aggregation=last" judges the last step."""
+    if not names_model(text):
+        scorer: StepScorer = load_object(text, what="step scorer")
+        return scorer
+    model: Any = model_reward(text).function
+
+    def score(messages: Sequence[Message], partials: Sequence[str]) -> list[float]:
+        found = model.scores([(*messages, Message("assistant", partial)) for partial in partials])
+        return [-math.inf if value is None else value for value in found]
+
+    return score
 
 
 def summarised(played: Sequence[Played], asked: Asked) -> dict[str, Any]:

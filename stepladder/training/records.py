@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepladder.evaluation import Evaluation
+from stepladder.evaluation import Evaluation, solved
 from stepladder.types import (
     Content,
     Failure,
@@ -254,5 +254,6 @@ def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decod
         "by_domain": {d: {"n": n, "success": right / n} for d, (right, n) in result.by_domain.items()},
         "seconds": result.seconds,
         "temperature": result.temperature,
+        "outcomes": "".join(str(int(solved(t))) for t in result.trajectories),
         "examples": [trajectory_to_dict(t, decode=decode) for t in chosen[:keep]],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,8 @@ from stepladder.data.tiny_tokenizer import tiny_tokenizer
 from stepladder.engines.scripted import Request, ScriptedEngine
 from stepladder.errors import ConfigError, RewardError
 from stepladder.evaluation.beam import Beam, BeamAgent, Partial, beam_search
+from stepladder.rewards.reward import Reward
+from stepladder.training import evaluate_samples
 from stepladder.types import Message
 
 
@@ -104,3 +107,23 @@ def test_an_agent_says_the_solution_that_the_scorer_prefers() -> None:
     assert engine.open_sessions == 0
     (turn,) = agent.record("t", "g").turns
     assert turn.token_ids == (b, stop)
+
+
+def test_a_process_reward_model_is_a_step_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the conversation with the unfinished answer; what it cannot score comes last."""
+
+    class Model:
+        def scores(self, conversations: Sequence[Sequence[Message]]) -> list[float | None]:
+            assert [c[0].text for c in conversations] == ["?", "?"]
+            return [None if c[-1].text == "" else 0.5 for c in conversations]
+
+    asked: list[str] = []
+
+    def loaded(text: str) -> Reward:
+        asked.append(text)
+        return Reward("prm", Model(), "group")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate_samples, "model_reward", loaded)
+    score = evaluate_samples.step_scorer("process_reward_model:runs/prm?aggregation=last")
+    assert score([Message("user", "?")], ["a", ""]) == [0.5, -math.inf]
+    assert asked == ["process_reward_model:runs/prm?aggregation=last"]

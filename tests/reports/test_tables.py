@@ -15,6 +15,7 @@ from stepladder.reports.tables import (
     number,
     percent,
     rung_rows,
+    steps_up,
     wilson_interval,
 )
 
@@ -111,3 +112,18 @@ def test_texts() -> None:
         "1 h 0 min",
     ]
     assert [number(x) for x in (None, float("nan"), 0, -2.5, 1e9)] == ["-", "-", "0", "-2.5", "1.00e+09"]
+
+
+def test_each_rung_against_the_one_before_on_the_same_tasks() -> None:
+    """Raw played fewer tasks, so SFT has nothing before it; RL solves five more and loses one:
+    p = 2 * (C(6,0) + C(6,1))/64 = 14/64. An evaluation in the middle of RL is no rung."""
+    run = _run(
+        {"rung": "raw", "n": 4, "success": 0.25, "outcomes": "1000"},
+        {"rung": "sft", "n": 8, "success": 0.25, "outcomes": "11000000"},
+        {"rung": "rl-20", "n": 8, "success": 1.0, "outcomes": "11111111"},
+        {"rung": "rl", "n": 8, "success": 0.75, "outcomes": "01111110"},
+    )
+    (up,) = steps_up(rung_rows(run))
+    assert (up.rung, up.before, up.n, up.better, up.worse) == ("rl", "sft", 8, 5, 1)
+    assert up.p == pytest.approx(14 / 64)
+    assert steps_up(rung_rows(_run({"rung": "sft", "n": 8, "success": 0.5}))) == []  # an older run
