@@ -41,7 +41,8 @@ PPO = [
     "rl.tasks_per_step=16",
     "rl.group_size=8",
     "rl.learning_rate=4e-4",
-    "rl.critic.learning_rate=1e-3",
+    "rl.critic.learning_rate=2e-3",
+    "rl.critic.value_clip=0.0",
     "rl.critic.lam=1.0",
     "rl.steps=400",
     "evaluation.raw=0",
@@ -91,7 +92,7 @@ def measure(model: Path, seed: int, args: Any) -> tuple[float, float, float]:
     with contextlib.closing(prepare(recipe)) as bench:
         batches = [play(bench, k) for k in range(2 * args.batches)]
         taught, measured = batches[: args.batches], batches[args.batches :]
-        critic = Critic(bench.policy, CriticSection(value_clip=None), token_budget=8192, max_grad_norm=1.0)
+        critic = Critic(bench.policy, CriticSection(value_clip=0.0), token_budget=8192, max_grad_norm=1.0)
         for _ in range(args.epochs):
             for groups in taught:
                 critic.update(with_critic(critic, groups), rate=1e-3)
