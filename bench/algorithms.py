@@ -32,7 +32,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "reinforce": ("rl.learning_rate=3e-4",),
     "rloo": ("rl.learning_rate=4e-4",),
     "reinforce++": ("rl.learning_rate=4e-4",),
-    "ppo": ("rl.learning_rate=4e-4", "rl.critic.learning_rate=1e-3", "rl.critic.lam=1.0"),
+    "ppo": (
+        "rl.learning_rate=4e-4",
+        "rl.critic.learning_rate=2e-3",
+        "rl.critic.value_clip=0.0",
+        "rl.critic.lam=1.0",
+    ),
     "grpo": ("rl.learning_rate=4e-4",),
     "dr_grpo": ("rl.learning_rate=4e-4",),
     "dapo": ("rl.learning_rate=4e-4",),

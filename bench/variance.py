@@ -2,7 +2,8 @@
 
     python bench/variance.py --out runs/variance --seeds 0 1 2
 
-PPO trains until the hidden digit is found half the time; there it is stopped. Its policy plays many batches.
+Eight turns, of which the first decides what is paid at the end. PPO trains until it is right half the time;
+there it is stopped. Its policy plays many batches.
 A fresh critic learns from one half of them; on each batch of the other half two gradients are taken:
 REINFORCE without a baseline, and advantages from the critic (GAE, λ = 1, no whitening, so that both mean the
 same gradient). Printed: the total variance of either over batches, Σ_k Var g_k. Besides: the critic's
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from credit import BASE, WORLDS
 from curves import curves, smooth, write
 from runs import curve, run
 
@@ -34,19 +36,15 @@ from stepladder.training.tasks import TaskSampler
 from stepladder.training.turn_credit import CreditRules
 from stepladder.types import Group
 
-PPO = [
-    "rl.algorithm=ppo",
-    "rl.aggregation=null",
-    "rl.updates_per_batch=4",
-    "rl.tasks_per_step=16",
-    "rl.group_size=8",
-    "rl.learning_rate=4e-4",
-    "rl.critic.learning_rate=1e-3",
-    "rl.critic.lam=1.0",
-    "rl.steps=400",
-    "evaluation.raw=0",
-    "run.checkpoint_every=50",
-]
+WORLD = {"name": f"{WORLDS}:Decisive", "options": {"luck": 0.0, "late": True}}
+PPO = {**BASE, "environment": WORLD}
+PPO["rl"] = {
+    **BASE["rl"],
+    "algorithm": "ppo",
+    "learning_rate": 2e-4,
+    "updates_per_batch": 2,
+    "critic": {"learning_rate": 1e-3, "value_clip": 0.0, "lam": 1.0, "updates_per_batch": 4},
+}
 PLAIN = ALGORITHMS["reinforce"]
 WITH_CRITIC = dataclasses.replace(PLAIN, name="reinforce with a critic", advantage="gae", needs_critic=True)
 
@@ -61,10 +59,10 @@ def main() -> None:
     args = parser.parse_args()
     rows, explained = [], []
     for seed in args.seeds:
-        seeded = [*PPO, f"run.seed={seed}", *args.set]
-        whole = run(args.out, f"whole-{seed}", "hidden_digit", [*seeded, "rl.stop_at_success=0.97"])
+        seeded = [f"run.seed={seed}", *args.set]
+        whole = run(args.out, f"whole-{seed}", PPO, [*seeded, "rl.stop_at_success=0.97"])
         explained.append(curve(whole, "explained_variance"))
-        run(args.out, f"half-{seed}", "hidden_digit", [*seeded, "rl.stop_at_success=0.5"])
+        run(args.out, f"half-{seed}", PPO, [*seeded, "rl.stop_at_success=0.5"])
         plain, critic, knows = measure(Path(args.out) / f"half-{seed}" / "final", seed, args)
         best = max(v for _, v in smooth(explained[-1]))
         rows.append(
@@ -86,12 +84,12 @@ def main() -> None:
 def measure(model: Path, seed: int, args: Any) -> tuple[float, float, float]:
     """(variance of REINFORCE, with the critic, explained variance on the measured half)."""
     recipe = load_recipe(
-        "hidden_digit", [f"model.name={model}", "model.options=null", f"run.seed={seed + 100}", *args.set]
+        PPO, [f"model.name={model}", "model.options=null", f"run.seed={seed + 100}", *args.set]
     )
     with contextlib.closing(prepare(recipe)) as bench:
         batches = [play(bench, k) for k in range(2 * args.batches)]
         taught, measured = batches[: args.batches], batches[args.batches :]
-        critic = Critic(bench.policy, CriticSection(value_clip=None), token_budget=8192, max_grad_norm=1.0)
+        critic = Critic(bench.policy, CriticSection(value_clip=0.0), token_budget=8192, max_grad_norm=1.0)
         for _ in range(args.epochs):
             for groups in taught:
                 critic.update(with_critic(critic, groups), rate=1e-3)
@@ -143,8 +141,9 @@ def total_variance(gradients: list[torch.Tensor]) -> float:
 HEAD = """\
 # Gradient variance with and without a critic
 
-Made by `python bench/variance.py` on the hidden digit: a policy that finds it half the time, batches of 64
-episodes, the same for both. Variance is summed over all parameters. The last column is of a whole PPO run.
+Made by `python bench/variance.py`. Eight turns, of which the first decides what is paid at the end; a policy
+that is right half the time; batches of 64 episodes, the same for both. Variance is summed over all
+parameters. The last column is of a whole PPO run.
 
 | seed | REINFORCE, no baseline | with the critic | ratio | explained there | explained, best of PPO's run |
 |---|---|---|---|---|---|

@@ -37,20 +37,21 @@ class _World:
 
 class Decisive(_World):
     """Eight turns. The first decides: "3" is worth 1. The other seven are chores that pay -`luck` to `luck`,
-    whatever is said: each answer has its own luck in each task."""
+    whatever is said: each answer has its own luck in each task. late: the first is paid for at the end.
+    """
 
-    def __init__(self, luck: float = 1.0) -> None:
-        self.luck = luck
+    def __init__(self, luck: float = 1.0, late: bool = False) -> None:
+        self.luck, self.late = luck, late
 
     def make(self) -> Any:
-        return _Decisive(self.luck)
+        return _Decisive(self.luck, self.late)
 
 
 class _Decisive:
     inline = True
 
-    def __init__(self, luck: float) -> None:
-        self.luck = luck
+    def __init__(self, luck: float, late: bool) -> None:
+        self.luck, self.late = luck, late
 
     async def reset(self, task: Task, *, seed: int) -> Reset:
         self.seed, self.said, self.right = seed, [], 0.0
@@ -59,10 +60,13 @@ class _Decisive:
     async def step(self, message: Message) -> Step:
         self.said.append(message.text)
         if len(self.said) == 1:
-            self.right = reward = float(message.text == "3")
+            self.right = float(message.text == "3")
+            reward = 0.0 if self.late else self.right
         else:
             reward = self.luck * random.Random(f"{self.seed}/{self.said}").uniform(-1, 1)
         over = len(self.said) == 8
+        if over and self.late:
+            reward += self.right
         return Step(
             () if over else (Message("user", str((len(self.said) + 1) % 5)),),
             reward=reward,

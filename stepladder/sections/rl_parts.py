@@ -23,8 +23,10 @@ class CriticSection(Section):
     updates_per_batch: int | None = Field(
         None, ge=1, description="optimiser steps of a separate critic on one batch; unset: as the policy's"
     )
-    value_clip: float | None = Field(
-        0.2, gt=0, description="how far a value may move from what it was on this batch; in units of reward"
+    value_clip: float = Field(
+        0.2,
+        ge=0,
+        description="how far a value may move from what it was on this batch, in units of reward; 0: no clip",
     )
     warmup_steps: int = Field(
         0, ge=0, description="first steps of the run in which a separate critic learns and the policy waits"

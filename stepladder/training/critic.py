@@ -86,7 +86,7 @@ class Critic:
                 old[rows, :width].to(values.device),
                 returns[rows, :width].to(values.device),
                 mask,
-                clip=self.settings.value_clip,
+                clip=self.settings.value_clip or None,
             )
             total = aggregate(losses, mask, denominators[rows].to(losses.device))
             metrics.pop("explained_variance")  # of a part of the step; `explained` is that of the whole

@@ -72,7 +72,7 @@ def judged(judge: Critic, returns: Tensor) -> RlBatch:
 def test_it_learns_the_returns_and_leaves_the_policy_alone() -> None:
     policy = tiny_policy()
     before = {n: p.detach().clone() for n, p in policy.trainable().items()}
-    judge = critic(policy, value_clip=None)
+    judge = critic(policy, value_clip=0.0)
     goal = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)) * mask()
     first = explained_variance(judged(judge, goal))
     losses = [judge.update(judged(judge, goal), rate=3e-3)["value_loss"] for _ in range(40)]

@@ -11,6 +11,7 @@ import pytest
 from spine import DIGIT_SYMBOLS, SIZES
 
 from stepladder.config import load_recipe
+from stepladder.errors import NothingToLearn
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 from stepladder.types import Message, Reset, Step, Task
@@ -98,3 +99,38 @@ def test_it_learns(tmp_path: Path, settings: str) -> None:
     seen = success(tmp_path, *settings.split())
     assert seen[0] < 0.4
     assert max(seen) > 0.65
+
+
+class Paid(Levers):
+    """Every answer is worth the same."""
+
+    def __init__(self, worth: float) -> None:
+        self.worth = worth
+
+    def make(self) -> Any:
+        return _Paid(self.worth)
+
+
+class _Paid(_Lever):
+    def __init__(self, worth: float) -> None:
+        self.worth = worth
+
+    async def step(self, message: Message) -> Step:
+        return Step(reward=self.worth, terminated=True, info={"success": self.worth > 0.5})
+
+
+ENDLESS = ("rl.dynamic_sampling=true", "rl.max_refills=1", "rl.tasks_per_step=2", "rollout.max_tokens=12")
+
+
+def test_tasks_that_cannot_be_learned_end_the_run_with_their_solve_rate(tmp_path: Path) -> None:
+    """Fault 43: every group earns 0. Bounded, and the message says why."""
+    world = (f"environment.name={__file__}:Paid", "environment.options={ worth = 0.0 }")
+    with pytest.raises(NothingToLearn, match=r"3 steps in a row.*Solve rates: default 0%"):
+        success(tmp_path, *world, *ENDLESS)
+
+
+def test_tasks_that_are_solved_end_the_rung_as_done(tmp_path: Path) -> None:
+    world = (f"environment.name={__file__}:Paid", "environment.options={ worth = 1.0 }")
+    seen = success(tmp_path, *world, *ENDLESS)
+    assert len(seen) == 2  # the third dry step was not taken
+    assert (tmp_path / "run" / "final").is_dir()
