@@ -172,8 +172,8 @@ class RejectionSamplingRung(FittingRung):
         kept, section = self._kept(), self.section
         if not kept:
             raise DataError(
-                f"round {self.round.round + 1} of rejection sampling accepted none of its episodes "
-                f"({told(self.round.tally, section.samples)}); sample more (rejection_sampling.samples = "
+                f"round {self.round.round + 1} of rejection sampling kept nothing to fit: "
+                f"{told(self.round.tally, section.samples)}. Sample more (rejection_sampling.samples = "
                 f"{section.samples * 4}), take easier tasks, or warm the model up with [sft]"
             )
         train, held = split(kept, section.validation)

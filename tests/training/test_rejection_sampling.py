@@ -218,7 +218,7 @@ def test_a_restarted_rung_resumes_as_well(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_round_that_accepts_nothing_says_so(tmp_path: Path) -> None:
     """A model from scratch, one sample: nothing is solved."""
     recipe = small(tmp_path, "run", "sft=null", "rejection_sampling.samples=1", "rejection_sampling.tasks=2")
-    with pytest.raises(DataError, match=r"accepted none of its episodes \(0 of 2 .*samples = 4"):
+    with pytest.raises(DataError, match=r"kept nothing to fit: 0 of 2 .*samples = 4"):
         train(recipe)
 
 
