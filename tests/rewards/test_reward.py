@@ -110,7 +110,7 @@ def test_fault_90_the_whole_group_is_seen_at_once_with_its_columns():
 
     def echo(prompts, completions, completion_ids, id, **columns):
         seen.append(len(completions))
-        assert set(columns) == {"reference", "domain", "level"}
+        assert set(columns) == {"reference", "domain", "level", "trajectories"}
         assert completion_ids == [[10], [11], [12], [13]]
         return [float(c[0]["content"]) for c in completions]
 
