@@ -3,10 +3,11 @@
     python bench/variance.py --out runs/variance --seeds 0 1 2
 
 Eight turns, of which the first decides what is paid at the end, 1 or -1. PPO trains until it is right half
-the time; there it is stopped. Its policy plays many batches. A fresh critic learns from one half of them; on each batch of the other half two gradients are taken:
-REINFORCE without a baseline, and advantages from the critic (GAE, λ = 1, no whitening, so that both mean the
-same gradient). Printed: the total variance of either over batches, Σ_k Var g_k. Besides: the critic's
-explained variance along a whole PPO run. Writes bench/results/variance.md and .svg.
+the time; there it is stopped. Its policy plays many batches. A fresh critic learns from one half of them; on
+each batch of the other half two gradients are taken: REINFORCE without a baseline, and advantages from the
+critic (GAE, λ = 1, no whitening, so that both mean the same gradient). Printed: the total variance of either
+over batches, Σ_k Var g_k. Besides: the critic's explained variance along a whole PPO run. Writes
+bench/results/variance.md and .svg.
 """
 
 from __future__ import annotations
