@@ -159,16 +159,17 @@ def to_number(value: Any, *, where: str) -> float | None:
     return number
 
 
-def to_score(value: Any, *, where: str) -> Score:
-    """A Score from a Score, a number, None, or one number for each turn (a process reward: their sum).
+def to_score(value: Any, *, where: str, turns: bool = False) -> Score:
+    """A Score from a Score, a number or None; with `turns` also from one number for each turn (a process
+    reward: their sum).
 
     Raises RewardError for anything else, NaN included.
     """
-    if isinstance(value, (list, tuple)) and value:
-        turns = [to_number(v, where=f"{where}, turn {k},") for k, v in enumerate(value)]
-        if any(v is None for v in turns):
+    if turns and isinstance(value, (list, tuple)) and value:
+        found = [to_number(v, where=f"{where}, turn {k},") for k, v in enumerate(value)]
+        each = tuple(v for v in found if v is not None)
+        if len(each) < len(found):
             return Score(None)
-        each = tuple(v for v in turns if v is not None)
         return Score(sum(each), turns=each)
     if not isinstance(value, Score):
         return Score(to_number(value, where=where))

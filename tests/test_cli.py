@@ -85,7 +85,7 @@ def test_the_module_is_the_command() -> None:
     ("overrides", "words"),
     [
         (["rl.learnig_rate=1"], ["ConfigError", "Did you mean 'learning_rate'?"]),
-        (["rl.group_size=1"], ["rl.group_size", "got 1"]),
+        (["rl.group_size=0"], ["rl.group_size", "got 0"]),
         (["environment.name=hiden_digit"], ["no environment 'hiden_digit'", "Did you mean 'hidden_digit'?"]),
         (["environment.name=nowhere.py:World"], ["'nowhere.py' does not exist"]),
         (["environment.options={ digitss = 4 }"], ["no option 'digitss'", "Did you mean 'digits'?"]),

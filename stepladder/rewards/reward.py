@@ -241,7 +241,7 @@ async def _one(reward: Reward, trajectory: Trajectory) -> Score | Failure:
         value = await _call(reward, args, kwargs)
     except _CallFailed as error:
         return error.failure
-    return to_score(value, where=f"reward {reward.name}")
+    return to_score(value, where=f"reward {reward.name}", turns=True)
 
 
 def final_answer(trajectory: Trajectory) -> str:
