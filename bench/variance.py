@@ -2,7 +2,7 @@
 
     python bench/variance.py --out runs/variance --seeds 0 1 2
 
-Eight turns, of which the first decides what is paid at the end, 1 or -1. PPO trains until it is right half
+Eight turns, of which the first decides what is paid at the end, 1 or 2. PPO trains until it is right half
 the time; there it is stopped. Its policy plays many batches. A fresh critic learns from one half of them; on
 each batch of the other half two gradients are taken: REINFORCE without a baseline, and advantages from the
 critic (GAE, λ = 1, no whitening, so that both mean the same gradient). Printed: the total variance of either
@@ -141,7 +141,7 @@ def total_variance(gradients: list[torch.Tensor]) -> float:
 HEAD = """\
 # Gradient variance with and without a critic
 
-Made by `python bench/variance.py`. Eight turns, of which the first decides what is paid at the end, 1 or -1;
+Made by `python bench/variance.py`. Eight turns, of which the first decides what is paid at the end, 1 or 2;
 a policy that is right half the time; batches of 64 episodes, the same for both. Variance is summed over all
 parameters. The last column is of a whole PPO run.
 

@@ -38,7 +38,7 @@ class _World:
 class Decisive(_World):
     """Eight turns. The first decides: "3" is worth 1. The other seven are chores that pay -`luck` to `luck`,
     whatever is said: each answer has its own luck in each task. late: the first is paid for at the end,
-    with 1 or -1.
+    2 or, for having come there, 1.
     """
 
     def __init__(self, luck: float = 1.0, late: bool = False) -> None:
@@ -67,7 +67,7 @@ class _Decisive:
             reward = self.luck * random.Random(f"{self.seed}/{self.said}").uniform(-1, 1)
         over = len(self.said) == 8
         if over and self.late:
-            reward += 2 * self.right - 1
+            reward += 1 + self.right
         return Step(
             () if over else (Message("user", str((len(self.said) + 1) % 5)),),
             reward=reward,
