@@ -3,7 +3,8 @@
     python bench/demo.py --out runs/proof --seeds 0 1 2
 
 For each seed: the calculator recipe; then a control that spends as many minutes on more SFT with the same
-demonstrations as the recipe's SFT and RL took together. Writes OUT/demo.md. A finished run is not repeated.
+demonstrations as the recipe's SFT and RL took together (with --threads 1, on one core, twice as many). Writes
+OUT/demo.md. A finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/proof"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=0, help="of the control; 0: all cores")
     parser.add_argument("overrides", nargs="*", help="of the recipe, such as rl.steps=20")
     args = parser.parse_args()
     rows: list[tuple[int, dict[str, Any], float]] = []
@@ -35,13 +37,15 @@ def main() -> None:
             "sft.epochs=1000",
             "sft.patience=1000",
             "sft.min_improvement=0.0",
-            f"sft.max_minutes={minutes:.2f}",
+            f"sft.max_minutes={minutes * (2 if args.threads == 1 else 1):.2f}",
+            f"run.threads={args.threads}",
             "evaluation.raw=0",
             "evaluation.few_shot=0",
         ]
         run("calculator", args.out, f"{name}-more-sft", seed, [*args.overrides, *control])
-        results = evaluations(args.out / name)
-        results["more-sft"] = evaluations(args.out / f"{name}-more-sft")["sft"]
+        control_results = evaluations(args.out / f"{name}-more-sft")
+        results = {**control_results, **evaluations(args.out / name)}  # raw rows may be of either run
+        results["more-sft"] = control_results["sft"]
         rows.append((seed, results, minutes))
         text = table(rows)
         (args.out / "demo.md").write_text(text, encoding="utf-8")
@@ -76,7 +80,7 @@ def table(rows: list[tuple[int, dict[str, Any], float]]) -> str:
         "",
         f"Commit {commit}, {platform.system()} {platform.machine()}, Python {platform.python_version()}. "
         "Greedy decoding on held-out tasks; 95 % Wilson intervals. `more-sft` spends the minutes of the "
-        "recipe's SFT and RL together on SFT with the same demonstrations.",
+        "recipe's SFT and RL together on SFT with the same demonstrations (on one core: twice the minutes).",
         "",
         "| seed | " + " | ".join(RUNGS) + " | minutes of training |",
         "|---|" + "---|" * (len(RUNGS) + 1),
