@@ -48,18 +48,23 @@ def read_dataset(path: str | Path, kind: Literal["ranking"]) -> Dataset[Ranking]
 @overload
 def read_dataset(path: str | Path, kind: Literal["steps"]) -> Dataset[Steps]: ...
 @overload
-def read_dataset(path: str | Path, kind: Kind | None = None) -> Dataset[Any]: ...
+def read_dataset(
+    path: str | Path, kind: Kind | None = None, *, ambiguous_as: Kind | None = None
+) -> Dataset[Any]: ...
 
 
-def read_dataset(path: str | Path, kind: Kind | None = None) -> Dataset[Any]:
+def read_dataset(
+    path: str | Path, kind: Kind | None = None, *, ambiguous_as: Kind | None = None
+) -> Dataset[Any]:
     """The records of a file, a folder, a glob or a saved `datasets` folder (docs/data.md lists the formats).
 
     `kind=None` takes the file for what its columns say. Another kind is made from it where that loses
-    nothing: see `convert`. Every row is read in the format of most rows. Raises `DataError` naming the row
+    nothing: see `convert`. `ambiguous_as` says what columns mean that fit a ranking as well as steps, and is
+    no wish else. Every row is read in the format of most rows. Raises `DataError` naming the row
     and the field that does not fit, or what the file is where it is not the kind that was asked for.
     """
     rows, left_out = read_rows(path)
-    format, also = _recognise(rows, str(path), kind)
+    format, also = _recognise(rows, str(path), kind, ambiguous_as or kind)
     notes: Counter[str] = Counter()
     records = [_read(format, Row(values, where, notes), also) for values, where in rows]
     parts = [_columns(format, rows), *(f"{what} in {count:,}" for what, count in sorted(notes.items()))]
@@ -99,7 +104,9 @@ def convert(dataset: Dataset[Any], kind: Kind) -> Dataset[Any]:
 # -- recognition ------------------------------------------------------------------------------------------
 
 
-def _recognise(rows: Sequence[RawRow], name: str, kind: Kind | None) -> tuple[Format, list[Format]]:
+def _recognise(
+    rows: Sequence[RawRow], name: str, kind: Kind | None, meaning: Kind | None
+) -> tuple[Format, list[Format]]:
     """(the format of most rows, others that fit the same rows but say less)."""
     shapes = Counter(frozenset(k for k, v in values.items() if present(v)) for values, _ in rows)
     shape = shapes.most_common(1)[0][0]
@@ -114,8 +121,8 @@ def _recognise(rows: Sequence[RawRow], name: str, kind: Kind | None) -> tuple[Fo
     best = fitting[0]
     names = {f.name for f in fitting}
     if best.name in AMBIGUOUS and names.issuperset(AMBIGUOUS):
-        of_kind = [f for f in fitting if f.name in AMBIGUOUS and f.kind == kind]
-        if not of_kind and kind == "preference":
+        of_kind = [f for f in fitting if f.name in AMBIGUOUS and f.kind == meaning]
+        if not of_kind and meaning == "preference":
             of_kind = [best]
         if not of_kind:
             raise DataError(

@@ -12,6 +12,8 @@ import gzip
 import io
 import json
 import re
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -78,7 +80,11 @@ def _folder(path: Path) -> tuple[list[Path], list[str]]:
         names = [entry["filename"] for entry in state.get("_data_files", [])]
         # A name from a file is only a name: it may not lead out of the folder.
         return [path / Path(name).name for name in names], []
-    inside = sorted(f for f in path.rglob("*") if f.is_file() and not f.name.startswith("."))
+    inside = sorted(
+        f  # not from hidden folders either: editors and download tools keep old copies there
+        for f in path.rglob("*")
+        if f.is_file() and not any(part.startswith(".") for part in f.relative_to(path).parts)
+    )
     files = [f for f in inside if _reader(f) is not None]
     if not files:
         raise DataError(f"{path} holds no data file; a file ends in one of {', '.join(_READERS)}")
@@ -103,7 +109,7 @@ def _text(path: Path) -> str:
     """The text of a file without its byte-order mark."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise DataError(f"{path} cannot be read: {reason}") from problem
     try:
@@ -171,6 +177,9 @@ def _csv(path: Path) -> Iterator[RawRow]:
                 continue
             if header is None:
                 header = [name.strip() for name in cells]
+                twice = [name for name, n in Counter(header).items() if n > 1]
+                if twice:
+                    refuse(f"{path}, header", f"names a column twice, {twice[0]!r}; rename one", header)
                 continue
             number += 1
             if len(cells) != len(header):
@@ -228,7 +237,15 @@ def _batches(batches: Any, path: Path) -> Iterator[RawRow]:
     for batch in batches:
         for row in batch.to_pylist():
             number += 1
-            yield row, f"{path}, row {number}"
+            yield {name: _without_nulls(value) for name, value in row.items()}, f"{path}, row {number}"
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the fields of structs that are null: a column has one type, so that each call of a tool would
+    have the arguments of every other."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,12 +59,33 @@ def numbered_messages(value: Any, where: str) -> list[tuple[int, Message]]:
 def is_messages(value: Any) -> bool:
     """Is this a list of messages, or a JSON string of one?"""
     if isinstance(value, str):
-        return bool(re.match(r'\[\s*\{\s*"(role|from|content|value)"', value))
+        return bool(re.match(r'\s*\[\s*\{\s*"(role|from|content|value)"', value)) or _holds_messages(value)
     return (
         isinstance(value, Sequence)
         and bool(value)
         and all(isinstance(m, Mapping) and ("role" in m or "from" in m) for m in value)
     )
+
+
+def _holds_messages(text: str) -> bool:
+    """The same of a JSON string whose messages begin with other keys, such as an id."""
+    if not re.match(r"\s*\[\s*\{", text):
+        return False
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return False  # a text that begins like JSON
+    pairs = (("role", "content"), ("from", "value"))
+    return all(
+        isinstance(m, Mapping)
+        and any(isinstance(m.get(who), str) and m[who] in _SPEAKERS and said in m for who, said in pairs)
+        for m in items
+    )
+
+
+def is_printed_list(text: str) -> bool:
+    """Is this a list of messages with Python's quotes, as pandas writes a column of lists into CSV?"""
+    return bool(re.match(r"\s*\[\s*\{\s*'(role|from|content|value)'\s*:", text))
 
 
 def is_dialogue(text: str) -> bool:
@@ -103,6 +125,14 @@ def _message(value: Any, where: str) -> Message:
     if role is None:
         known = _SPEAKERS if key == "from" else _ROLES
         refuse(f"{where}.{key}", f"must be one of {', '.join(known)}", speaker)
+    for mark in ("weight", "train"):
+        if role == "assistant" and value.get(mark) is not None and not value[mark]:
+            refuse(
+                f"{where}.{mark}",
+                "marks a turn as not to be learned from, which is not read; leave the mark out, or give the "
+                "turns before the one to be learned as a prompt",
+                value[mark],
+            )
     if speaker in ("function_call", "tool_call"):
         return Message("assistant", "", _calls_in(value.get(text), f"{where}.{text}"))
     calls = value.get("tool_calls") or ()
@@ -178,4 +208,6 @@ def _tool(value: Any, where: str) -> Tool:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if isinstance(parameters, str):
         parameters = loads(parameters, f"{where}.parameters")
+    if not isinstance(parameters, Mapping):
+        refuse(f"{where}.parameters", 'must be an object such as {"type": "object", ...}', parameters)
     return Tool(function["name"], str(function.get("description") or ""), parameters)

@@ -36,7 +36,7 @@ def conversation(row: Row) -> Demonstration:
     numbered = numbered_messages(value, where)
     _refuse_unlearnable([(i, m.role) for i, m in numbered], where)
     messages = row.with_system(tuple(m for _, m in numbered))
-    _note_empty(row, messages)
+    _note_oddities(row, messages)
     return Demonstration(messages, row.tools())
 
 
@@ -51,7 +51,7 @@ def prompt_completion(row: Row) -> Demonstration:
         last = prompt[-1]
         prompt = (*prompt[:-1], Message(last.role, f"{last.text}\n\n{text_of(*given)}"))
     completion = _answer(answer, where)
-    _note_empty(row, completion)
+    _note_oddities(row, completion)
     return Demonstration((*prompt, *completion), row.tools(), only_last=True, answers_from=len(prompt))
 
 
@@ -77,7 +77,7 @@ def preference(row: Row) -> Preference:
         prompt, chosen, rejected = _common_messages(row, prompt, chosen, rejected)
     for side, where in ((chosen, where_good), (rejected, where_bad)):
         _refuse_no_answer(side, where)
-    _note_empty(row, chosen, rejected)
+    _note_oddities(row, chosen, rejected)
     if chosen == rejected:
         row.notes["chosen equals rejected"] += 1
     margin = _margin(row)
@@ -96,12 +96,11 @@ def unpaired(row: Row) -> Unpaired:
         head, completion = completion[:cut], completion[cut:]
         if not head:
             refuse(where, "must hold an answer of the assistant", value)
-        prompt = prompt or row.with_system(head)
-        row.notes["implicit prompt"] += 1
+        prompt = _agreed(row, prompt, head, "the completion begins")
     if prompt is None:
         refuse(row.field(_column(row, PROMPT)), "is missing: a completion is judged as an answer to it", None)
     _refuse_no_answer(completion, where)
-    _note_empty(row, completion)
+    _note_oddities(row, completion)
     return Unpaired(prompt, completion, label, row.tools())
 
 
@@ -115,7 +114,7 @@ def ranking(row: Row) -> Ranking:
     if prompt is None:
         refuse(row.field(_column(row, PROMPT)), "must not be empty", "")
     answers = [_item_answer(item, f"{where}[{i}]") for i, item in enumerate(items)]
-    _note_empty(row, *answers)
+    _note_oddities(row, *answers)
     scored, lower = _item_scores(row, items, where)
     if scored is None:
         row.notes["order taken as best first"] += 1
@@ -202,8 +201,10 @@ def _refuse_unlearnable(numbered: Sequence[tuple[int, Role]], where: str) -> Non
             refuse(f"{where}[{i}]", "follows another of the assistant's; join them into one", roles)
 
 
-def _note_empty(row: Row, *sides: Sequence[Message]) -> None:
-    """Empty answers are kept: they teach to end at once. They are said aloud."""
+def _note_oddities(row: Row, *sides: Sequence[Message]) -> None:
+    """Empty answers are kept: they teach to end at once. What nobody answers is not. Both are said aloud."""
+    if any(side[-1].role != "assistant" for side in sides):
+        row.notes["messages after the last answer left out"] += 1
     if any(m.role == "assistant" and m.content == "" and not m.tool_calls for side in sides for m in side):
         row.notes["an empty answer"] += 1
 
@@ -253,13 +254,26 @@ def _common_messages(
             "must begin with the same prompt as chosen and answer it",
             [m.text for m in rejected[: same + 1]],
         )
+    return _agreed(row, given, prompt, "chosen and rejected begin"), chosen[same:], rejected[same:]
+
+
+def _agreed(
+    row: Row, given: tuple[Message, ...] | None, found: tuple[Message, ...], who: str
+) -> tuple[Message, ...]:
+    """The prompt that the answers repeat, which one in a column of its own must be the end of."""
     if given is None:
         row.notes["implicit prompt"] += 1
-    else:
-        said = [m.text.strip() for m in given if m.role != "system"]
-        if [m.text.strip() for m in prompt][-len(said) :] != said:
-            refuse(row.field(_column(row, PROMPT)), "must be what chosen and rejected begin with", said[-1])
-    return row.with_system(prompt), chosen[same:], rejected[same:]
+        return row.with_system(found)
+    said = [m.text.strip() for m in given if m.role != "system"]
+    if said and [m.text.strip() for m in found][-len(said) :] != said:
+        refuse(row.field(_column(row, PROMPT)), f"must be what {who} with", said[-1])
+    if given[0].role != "system":
+        return found
+    if found[0].role != "system":
+        return (given[0], *found)
+    if given[0].text.strip() != found[0].text.strip():
+        refuse(row.field(_column(row, PROMPT)), f"must be what {who} with", given[0].text)
+    return found
 
 
 def _item_answer(item: Any, where: str) -> tuple[Message, ...]:

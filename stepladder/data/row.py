@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepladder.data.files import loads, refuse
-from stepladder.data.messages import dialogue, is_dialogue, is_messages, messages_from, tools_from
+from stepladder.data.messages import (
+    dialogue,
+    is_dialogue,
+    is_messages,
+    is_printed_list,
+    messages_from,
+    tools_from,
+)
 from stepladder.errors import DataError, nearest
 from stepladder.types import Message, Role, Tool
 
@@ -55,7 +62,11 @@ class Row:
     def with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """`messages` after the text of a system column, unless they begin with a system message."""
         found = self.find(*SYSTEM_COLUMNS)
-        if found is None or found[0] == "" or messages[0].role == "system":
+        if found is None or found[0] == "":
+            return messages
+        if messages[0].role == "system":
+            if messages[0].text != text_of(*found):
+                self.notes["system column left out for the message's own"] += 1
             return messages
         return (Message("system", text_of(*found)), *messages)
 
@@ -91,6 +102,8 @@ def turns(value: Any, where: str, role: Role) -> tuple[Message, ...]:
         value = [value]
     if is_messages(value) or not isinstance(value, str):
         return messages_from(value, where)
+    if is_printed_list(value):
+        refuse(where, "is a list of messages as Python prints it; write it as JSON (json.dumps)", value)
     return dialogue(value) if is_dialogue(value) else (Message(role, value),)
 
 
@@ -111,6 +124,8 @@ def number(value: Any, where: str) -> float:
         found = float(value)
     except ValueError:
         refuse(where, "must be a number", value)
+    except OverflowError:  # an integer of hundreds of digits
+        refuse(where, "must be finite", value)
     if not math.isfinite(found):
         refuse(where, "must be finite", value)
     return found
