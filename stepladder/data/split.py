@@ -55,6 +55,15 @@ def dedupe(records: Sequence[R]) -> list[R]:
     return list(first.values())
 
 
+def repeated(count: int) -> str:
+    """What is said of rows that were left out because they stood there before; "" of none.
+
+    >>> repeated(1)
+    '1 repeated row left out'
+    """
+    return f"{count:,} repeated row{'s' * (count > 1)} left out" if count else ""
+
+
 def split_by_content(records: Sequence[R], held_out: int | float, seed: int) -> tuple[list[R], list[R]]:
     """(train, held out), each without repetitions and in the order of the file; see `split_key`.
 

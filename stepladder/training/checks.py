@@ -71,10 +71,10 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
 def check_data(recipe: Recipe) -> None:
     """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
     if recipe.reward_model is not None and recipe.reward_model.data is not None:
-        _enough(recipe.reward_model, len(read_ranked(recipe.reward_model.data)), "reward_model")
+        _enough(recipe.reward_model, len(read_ranked(recipe.reward_model.data).records), "reward_model")
     process = recipe.process_reward_model
     if process is not None and process.data is not None:
-        _enough(process, len(read_steps(process.data)), "process_reward_model")
+        _enough(process, len(read_steps(process.data).records), "process_reward_model")
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
     if recipe.distillation is not None and recipe.distillation.data is not None:

@@ -11,6 +11,7 @@ from stepladder.data.records import Demonstration, Text
 from stepladder.data.samples import text_samples
 from stepladder.errors import DataError
 from stepladder.sections.sft import SftSection
+from stepladder.training.naming import naming
 from stepladder.training.setup import Workbench
 from stepladder.training.sft_rows import Row, SftRows, file_rows
 from stepladder.types import Message, Tool, TrainingSample
@@ -89,7 +90,7 @@ def _row_samples(
         return text_samples(
             bench.renderer, row.text, trajectory_id=key, group_id=key, max_tokens=limit, tally=tally
         )
-    try:
+    with naming(row.messages):
         samples = bench.renderer.demonstration(
             row.messages,
             row.tools,
@@ -98,9 +99,6 @@ def _row_samples(
             train=settings.train,
             answers_from=row.answers_from,
         )
-    except DataError as problem:  # which of a thousand rows?
-        begins = row.messages[0].text[:60]
-        raise type(problem)(f"the conversation that begins {begins!r}: {problem}") from problem
     fitted = [Fitted(sample) for sample in samples]
     if limit is not None:
         cut = limit_tokens(samples, limit, settings.overlong)

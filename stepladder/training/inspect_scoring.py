@@ -10,17 +10,22 @@ from rich.text import Text
 from stepladder.sections.process_reward_model import ProcessRewardModelSection
 from stepladder.sections.reward_model import RewardModelSection
 from stepladder.training.ranking_data import ranked_data
+from stepladder.training.scoring_files import Report
 from stepladder.training.setup import Workbench
 from stepladder.training.step_data import step_data
 
 PLACES = ("green", "red")  # the better answer, the worse ones
 
 
+def _printed(console: Console) -> Report:
+    return lambda text, _: console.print(text, markup=False)
+
+
 def show_ranked(
     console: Console, bench: Workbench, settings: RewardModelSection, samples: int, *, seed: int
 ) -> None:
     """The first answers, best first; the score is read at the underlined last token."""
-    train, held = ranked_data(bench, settings, seed=seed)
+    train, held = ranked_data(bench, settings, seed=seed, report=_printed(console))
     console.rule(f"reward_model: {len(train)} rows to train on, {len(held)} held out")
     shown = [(row, k, sample) for row in train for k, sample in enumerate(row.samples)]
     for row, k, sample in shown[:samples]:
@@ -36,7 +41,7 @@ def show_steps(
     console: Console, bench: Workbench, settings: ProcessRewardModelSection, samples: int, *, seed: int
 ) -> None:
     """The first solutions; each step ends at an underlined token, green where its label is above a half."""
-    train, held = step_data(bench, settings, Path(), seed=seed)
+    train, held = step_data(bench, settings, Path(), seed=seed, report=_printed(console))
     console.rule(f"process_reward_model: {len(train)} solutions to train on, {len(held)} held out")
     for row in train[:samples]:
         console.print(f"[bold]{row.sample.group_id}[/]  {len(row.ends)} steps")

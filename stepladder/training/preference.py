@@ -174,15 +174,17 @@ class PreferenceRung(Rung):
     def _data(self, seed: int) -> PairData | JudgedData:
         """Samples and, where the loss has one, the log-probabilities of the reference."""
         run, settings = self.run, self.settings
-        train, held = preference_rows(run.bench, settings, run.folder.path, seed=seed)
+        said: list[str] = []
+        train, held = preference_rows(run.bench, settings, run.folder.path, seed=seed, say=said.append)
         data: PairData | JudgedData
         if settings.loss == "kto":
             data, tally = judged_data(run.bench, train, held, settings, seed=seed)
             warn_of_imbalance(data, settings)
         else:
             data, tally = pair_data(run.bench, train, held, settings)
-        run.display.note(f"preference: {tally.text}")
-        run.folder.log_data(self.name, {"text": tally.text, "fingerprint": fingerprint_of([*train, *held])})
+        text = "; ".join((*said, tally.text))
+        run.display.note(f"{self.name}: {text}")
+        run.folder.log_data(self.name, {"text": text, "fingerprint": fingerprint_of([*train, *held])})
         learning_rate(settings, 0, self._steps(data))  # a schedule without room is refused before any work
         if settings.resolved_reference == "none":
             return data

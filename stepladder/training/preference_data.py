@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.datasets import read_dataset
 from stepladder.data.records import Preference, Unpaired
 from stepladder.data.samples import preference_samples, unpaired_samples
-from stepladder.data.split import split_by_content
+from stepladder.data.split import repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.demonstrations import opening_tools
+from stepladder.training.naming import naming
 from stepladder.training.preference_step import Answer, Judged, Pair
 from stepladder.training.reference_logprobs import ReferenceLog
 from stepladder.training.rows import PAIRS
@@ -53,9 +54,17 @@ class JudgedData:
 
 
 def preference_rows(
-    bench: Workbench, settings: PreferenceSection, folder: Path, *, seed: int
+    bench: Workbench,
+    settings: PreferenceSection,
+    folder: Path,
+    *,
+    seed: int,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Row], list[Row]]:
-    """(training, validation) records, with no prompt in common; single answers for KTO, else pairs."""
+    """(training, validation) records, with no prompt in common; single answers for KTO, else pairs.
+
+    `say` is told what the file was taken for, and how many of its rows were repetitions.
+    """
     rows: list[Row]
     if settings.data is None:
         pairs = bench.world.preferences(settings.pairs, seed)
@@ -64,10 +73,15 @@ def preference_rows(
         rows = [row if row.tools else replace(row, tools=tools) for row in rows]
     else:
         path = folder / PAIRS if settings.data == EARLIER_RUNG else Path(settings.data)
-        rows = list(read_dataset(path, kind=settings.kind).records)
+        dataset = read_dataset(path, kind=settings.kind)
+        rows = list(dataset.records)
+        say(dataset.description)
     if not settings.validation:
         return rows, []
-    return split_by_content(rows, settings.validation, seed)
+    train, held = split_by_content(rows, settings.validation, seed)
+    if again := repeated(len(rows) - len(train) - len(held)):
+        say(again)
+    return train, held
 
 
 def both_sides(pair: Preference) -> tuple[Unpaired, Unpaired]:
@@ -94,6 +108,22 @@ def fixed_batches(count: int, size: int, *, seed: int) -> list[list[int]]:
         last = batches.pop()
         batches[-1] += last
     return batches
+
+
+def of_several_prompts(batches: Sequence[list[int]], prompts: Sequence[str]) -> list[list[int]]:
+    """The batches, those whose rows happen to have one prompt joined to their neighbours.
+
+    >>> of_several_prompts([[0, 2], [1, 3]], ["a", "a", "b", "a"])
+    [[0, 2, 1, 3]]
+    """
+    out: list[list[int]] = []
+    for batch in batches:
+        alone = any(len({prompts[i] for i in rows}) < 2 for rows in (batch, *out[-1:]))
+        if out and alone:
+            out[-1] = [*out[-1], *batch]
+        else:
+            out.append(batch)
+    return out
 
 
 def mismatched_rows(prompts: Sequence[object]) -> list[int]:
@@ -149,9 +179,10 @@ def pair_data(
         out = []
         for i, row in enumerate(rows):
             assert isinstance(row, Preference)
-            both = preference_samples(
-                bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
-            )
+            with naming(row.prompt):
+                both = preference_samples(
+                    bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
+                )
             if not isinstance(both, Dropped):
                 out.append(as_pair(*both))
         return out
@@ -178,15 +209,22 @@ def judged_data(
         out = []
         for i, row in enumerate(rows):
             assert isinstance(row, Unpaired)
-            one = unpaired_samples(
-                bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
-            )
+            with naming(row.prompt):
+                one = unpaired_samples(
+                    bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
+                )
             if not isinstance(one, Dropped):
                 out.append((row, one))
         return out
 
     kept, kept_held = samples(train, "answer"), samples(held, "held")
+    if kept_held and len({repr(row.prompt) for row, _ in kept_held}) < 2:
+        raise DataError(
+            f"the {len(kept_held)} held-out answers belong to one prompt, so KTO has no mismatched answer to "
+            f"compare them with; set preference.validation = {max(8, 2 * settings.validation)}, or 0"
+        )
     batches = fixed_batches(len(kept), settings.batch_size, seed=seed)
+    batches = of_several_prompts(batches, [repr(row.prompt) for row, _ in kept])
     everything = [list(range(len(kept_held)))] if kept_held else []
     return JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches), tally
 

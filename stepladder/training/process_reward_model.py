@@ -28,7 +28,7 @@ class ProcessRewardModelRung(ScoringRung):
 
     def climb(self) -> None:
         run, s = self.run, self.settings
-        train, held = step_data(run.bench, s, run.folder.path, seed=run.recipe.run.seed)
+        train, held = step_data(run.bench, s, run.folder.path, seed=run.recipe.run.seed, report=self.report)
 
         def update(
             model: ScoredModel, optimizer: MasterOptimizer, rows: list[StepSample], rate: float

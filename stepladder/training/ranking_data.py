@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from stepladder.data.budget import Budget, Dropped, Tally
-from stepladder.data.records import Preference
+from stepladder.data.records import Preference, Ranking
 from stepladder.data.samples import Encoder, preference_samples, ranking_samples
-from stepladder.data.split import split_by_content
+from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.sections.reward_model import RewardModelSection
 from stepladder.sections.scoring import ScoringSection
+from stepladder.training.naming import naming
 from stepladder.training.ranking_step import Ranked
-from stepladder.training.scoring_files import RankedRow, read_ranked
+from stepladder.training.scoring_files import RankedRow, Report, read_ranked
 from stepladder.training.setup import Workbench
 from stepladder.types import TrainingSample
 
-log = logging.getLogger("stepladder")
-
 
 def ranked_data(
-    bench: Workbench, settings: RewardModelSection, *, seed: int
+    bench: Workbench, settings: RewardModelSection, *, seed: int, report: Report
 ) -> tuple[list[Ranked], list[Ranked]]:
     """(training, validation) rows with no prompt in common. Raises DataError where none is left."""
     rows: Sequence[RankedRow]
-    rows = (
-        bench.world.preferences(settings.pairs, seed) if settings.data is None else read_ranked(settings.data)
-    )
+    if settings.data is None:
+        rows, said = bench.world.preferences(settings.pairs, seed), ""
+    else:
+        dataset = read_ranked(settings.data)
+        rows, said = dataset.records, dataset.description
     train, held = split_by_content(rows, settings.validation, seed)
-    return encode(bench.renderer, train, settings, "train"), encode(bench.renderer, held, settings, "held")
+    tally = Tally()
+    encoded = (
+        encode(bench.renderer, train, settings, "train", tally),
+        encode(bench.renderer, held, settings, "held", tally),
+    )
+    again = repeated(len(rows) - len(train) - len(held))
+    report("; ".join(filter(None, (said, again, tally.text))), fingerprint_of([*train, *held]))
+    return encoded
 
 
 def encode(
-    renderer: Encoder, rows: Sequence[RankedRow], settings: RewardModelSection, name: str
+    renderer: Encoder, rows: Sequence[RankedRow], settings: RewardModelSection, name: str, tally: Tally
 ) -> list[Ranked]:
-    """Rows as samples; those that cannot be used are counted and said.
+    """Rows as samples; those that cannot be used are counted in `tally`.
 
     Raises DataError where nothing is left of some rows, and for a missing margin under margin = "data".
     """
-    budget, tally, out = budget_of(settings), Tally(), []
+    budget, out = budget_of(settings), []
     for i, row in enumerate(rows):
         key = f"{name}-{i}"
         samples: tuple[TrainingSample, ...] | Dropped
-        if isinstance(row, Preference):
-            samples = preference_samples(renderer, row, group_id=key, budget=budget, tally=tally)
-        else:
-            samples = ranking_samples(renderer, row, group_id=key, budget=budget, tally=tally)
+        if isinstance(row, Ranking) and row.ranks and len(set(row.ranks)) == 1:
+            tally.drop(Dropped("all completions equally good", key))
+            continue
+        with naming(row.prompt):
+            if isinstance(row, Preference):
+                samples = preference_samples(renderer, row, group_id=key, budget=budget, tally=tally)
+            else:
+                samples = ranking_samples(renderer, row, group_id=key, budget=budget, tally=tally)
         if not isinstance(samples, Dropped):
-            out += _ranked(row, [replace(s, trajectory_id=key) for s in samples], settings, key)
-    say_tally(tally, name)
+            out.append(_ranked(row, [replace(s, trajectory_id=key) for s in samples], settings, key))
     if rows and not out:
-        raise DataError(f"no row of {len(rows)} can be used: {tally.text}")
+        raise DataError(f"none of the {len(rows)} {name} rows can be used; of all rows: {tally.text}")
     return out
 
 
@@ -61,15 +71,9 @@ def budget_of(settings: ScoringSection) -> Budget:
     return Budget(settings.max_prompt_tokens, settings.max_completion_tokens)
 
 
-def say_tally(tally: Tally, name: str) -> None:
-    """A warning where rows were dropped or cut; nothing is lost silently."""
-    if tally.dropped or tally.cut_prompts or tally.cut_completions:
-        log.warning("%s data: %s", "training" if name == "train" else "held-out", tally.text)
-
-
 def _ranked(
     row: RankedRow, samples: Sequence[TrainingSample], settings: RewardModelSection, key: str
-) -> list[Ranked]:
+) -> Ranked:
     if isinstance(row, Preference):
         margin = settings.margin
         if margin == "data":
@@ -79,11 +83,9 @@ def _ranked(
                     'column "margin", or scores of both sides), or set a number such as margin = 0.0'
                 )
             margin = row.margin
-        return [Ranked(tuple(samples), (0,), (1,), (margin,))]
+        return Ranked(tuple(samples), (0,), (1,), (margin,))
     ranks = row.ranks or tuple(range(len(samples)))
     pairs = [(i, j) for i in range(len(ranks)) for j in range(i + 1, len(ranks)) if ranks[i] < ranks[j]]
-    if not pairs:
-        return []  # all equally good: nothing to learn
     if settings.margin == "data" and not row.scores:
         raise DataError(
             f"row {key} is a ranking without scores, and reward_model.margin is 'data'; set margin = 0.0"
@@ -93,4 +95,4 @@ def _ranked(
         for i, j in pairs
     ]
     better, worse = zip(*pairs, strict=True)
-    return [Ranked(tuple(samples), better, worse, tuple(margins))]
+    return Ranked(tuple(samples), better, worse, tuple(margins))

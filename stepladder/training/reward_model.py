@@ -27,7 +27,7 @@ class RewardModelRung(ScoringRung):
 
     def climb(self) -> None:
         bench, s = self.run.bench, self.settings
-        train, held = ranked_data(bench, s, seed=self.run.recipe.run.seed)
+        train, held = ranked_data(bench, s, seed=self.run.recipe.run.seed, report=self.report)
 
         def update(
             model: ScoredModel, optimizer: MasterOptimizer, rows: list[Ranked], rate: float

@@ -54,6 +54,11 @@ class ScoringRung(Rung):
             self.model = own
         return self.model
 
+    def report(self, text: str, fingerprint: str) -> None:
+        """What became of the rows: said, and noted; a resumed run must have the same."""
+        self.run.display.note(f"{self.name}: {text}")
+        self.run.folder.log_data(self.name, {"text": text, "fingerprint": fingerprint})
+
     def fit(
         self, train: list[Row], held: list[Row], update: Update[Row], validate: Validate[Row]
     ) -> ScoredModel:

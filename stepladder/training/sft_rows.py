@@ -8,7 +8,7 @@ from typing import TypeAlias
 from stepladder.data.datasets import convert, read_dataset
 from stepladder.data.formats import noun
 from stepladder.data.records import Demonstration, Text
-from stepladder.data.split import fingerprint_of, split_by_content
+from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import ConfigError, DataError
 from stepladder.sections.sft import SftSection
 
@@ -50,6 +50,5 @@ def file_rows(settings: SftSection, seed: int) -> SftRows:
             f"back {settings.validation}; try sft.validation = {len(dataset) // 5}"
         )
     train, held = split_by_content(dataset.records, settings.validation, seed)
-    repeated = len(dataset) - len(train) - len(held)
-    again = f"; {repeated:,} repeated row{'s' * (repeated > 1)} left out" if repeated else ""
-    return SftRows(train, held, f"{dataset.description}{again}")
+    again = repeated(len(dataset) - len(train) - len(held))
+    return SftRows(train, held, "; ".join(filter(None, (dataset.description, again))))

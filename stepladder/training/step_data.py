@@ -10,12 +10,13 @@ from pathlib import Path
 from stepladder.data.budget import Dropped, Tally
 from stepladder.data.records import Steps
 from stepladder.data.samples import Encoder, StepSample, step_samples
-from stepladder.data.split import split_by_content
+from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.policies.atomic import write_file
 from stepladder.sections.process_reward_model import ProcessRewardModelSection
-from stepladder.training.ranking_data import budget_of, say_tally
-from stepladder.training.scoring_files import read_steps
+from stepladder.training.naming import naming
+from stepladder.training.ranking_data import budget_of
+from stepladder.training.scoring_files import Report, read_steps
 from stepladder.training.setup import Workbench
 from stepladder.training.step_labels import monte_carlo_steps
 from stepladder.types import Message
@@ -24,51 +25,60 @@ STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelle
 
 
 def step_data(
-    bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int
+    bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int, report: Report
 ) -> tuple[list[StepSample], list[StepSample]]:
     """(training, validation) solutions with no prompt in common. Raises DataError where none is left."""
-    rows = step_rows(bench, settings, folder, seed=seed)
+    rows, said = step_rows(bench, settings, folder, seed=seed)
     train, held = split_by_content(rows, settings.validation, seed)
-    return encode(bench.renderer, train, settings, "train"), encode(bench.renderer, held, settings, "held")
+    tally = Tally()
+    encoded = (
+        encode(bench.renderer, train, settings, "train", tally),
+        encode(bench.renderer, held, settings, "held", tally),
+    )
+    again = repeated(len(rows) - len(train) - len(held))
+    report("; ".join(filter(None, (said, again, tally.text))), fingerprint_of([*train, *held]))
+    return encoded
 
 
 def step_rows(
     bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int
-) -> list[Steps]:
-    """The records. Those that rollouts label are kept in `folder`, so that a resumed run has them."""
+) -> tuple[list[Steps], str]:
+    """(records, what is to be said of their file). Those that rollouts label are kept in `folder`, so that a
+    resumed run has them."""
     if settings.data is not None:
-        return read_steps(settings.data)
+        dataset = read_steps(settings.data)
+        return dataset.records, dataset.description
     if settings.solutions:
-        return bench.world.step_solutions(settings.solutions, seed)
+        return bench.world.step_solutions(settings.solutions, seed), ""
     file = folder / STEPS_FILE
     if not file.is_file():
         rows = bench.runner.run(monte_carlo_steps(bench, settings, seed=seed))
         write_file(file, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    return [_from_json(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    return [_from_json(line) for line in file.read_text(encoding="utf-8").split("\n") if line], ""
 
 
 def encode(
-    renderer: Encoder, rows: Sequence[Steps], settings: ProcessRewardModelSection, name: str
+    renderer: Encoder, rows: Sequence[Steps], settings: ProcessRewardModelSection, name: str, tally: Tally
 ) -> list[StepSample]:
-    """Solutions as samples with the steps that are trained on; unusable ones are counted and said.
+    """Solutions as samples with the steps that are trained on; unusable ones are counted in `tally`.
 
     Raises DataError where nothing is left of some rows.
     """
-    tally, out = Tally(), []
+    out = []
     for i, row in enumerate(rows):
-        found = step_samples(
-            renderer,
-            row,
-            group_id=f"{name}-{i}",
-            budget=budget_of(settings),
-            separator=settings.separator,
-            tally=tally,
-        )
+        with naming(row.prompt):
+            found = step_samples(
+                renderer,
+                row,
+                group_id=f"{name}-{i}",
+                budget=budget_of(settings),
+                separator=settings.separator,
+                tally=tally,
+            )
         if not isinstance(found, Dropped):
             out.append(supervised(found, settings))
-    say_tally(tally, name)
     if rows and not out:
-        raise DataError(f"no solution of {len(rows)} can be used: {tally.text}")
+        raise DataError(f"none of the {len(rows)} {name} solutions can be used; of all: {tally.text}")
     return out
 
 

@@ -89,7 +89,7 @@ def test_a_system_column_beside_a_system_message_is_said(tmp_path: Path) -> None
 def test_a_printed_python_list_is_no_answer(tmp_path: Path) -> None:
     """What pandas writes into a CSV file for a column of lists."""
     row = {"prompt": "Hi", "chosen": str(chat("Hi", "Ho")), "rejected": str(chat("Hi", "Hm"))}
-    with pytest.raises(DataError, match="line 1, field chosen: .*as Python prints it"):
+    with pytest.raises(DataError, match=r"line 1, field chosen: .*as Python prints it"):
         read_dataset(jsonl(tmp_path / "a.jsonl", [row]))
 
 

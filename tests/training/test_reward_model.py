@@ -75,7 +75,7 @@ def test_it_ranks_held_out_pairs_as_the_known_scorer_does(quiet: Path) -> None:
 def test_it_is_saved_with_the_normalisation_of_its_training_scores(quiet: Path) -> None:
     """The scores of the training answers, computed one by one by the saved model, have that mean and std."""
     info = json.loads((quiet / "reward_model" / "reward_model.json").read_text())
-    train, _ = split_by_content(read_ranked(str(quiet.parent / "pairs.jsonl")), 40, 0)
+    train, _ = split_by_content(read_ranked(str(quiet.parent / "pairs.jsonl")).records, 40, 0)
     scorer = ConversationScorer.load(quiet / "reward_model", dtype="float32", device="cpu")
     talks = [[*row.prompt, *side] for row in train for side in (row.chosen, row.rejected)]  # type: ignore[union-attr]
     scores = torch.tensor(scorer.scores(talks), dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_fault_81_no_prompt_is_on_both_sides(tmp_path: Path) -> None:
     for first, second in zip(rows[::2], rows[1::2]):
         second["prompt"] = first["prompt"]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, held = split_by_content(read_ranked(str(tmp_path / "p.jsonl")), 20, 0)
+    train, held = split_by_content(read_ranked(str(tmp_path / "p.jsonl")).records, 20, 0)
     assert len(held) == 20
     assert not {split_key(r) for r in train} & {split_key(r) for r in held}
 

@@ -1,0 +1,130 @@
+"""What became of a file's rows is said, and noted, by every rung that learns from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scoring_runs as runs
+
+from stepladder.errors import CheckpointError, DataError, TemplateError
+from stepladder.training.preference_data import judged_data, preference_rows
+from stepladder.training.ranking_data import ranked_data
+from stepladder.training.scoring_files import Report
+from stepladder.training.setup import prepare
+from stepladder.training.step_data import step_data
+
+PAIRS = [{"prompt": f"{a}?", "chosen": "a", "rejected": "b", "source": "me"} for a in "abcdef"]
+STEPS = [{"prompt": f"{a}?", "steps": ["a", "b"], "labels": [1, 0], "source": "me"} for a in "abcdef"]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def into(said: list[str]) -> Report:
+    return lambda text, _: said.append(text)
+
+
+SHORT = ("epochs=1", "validation=2", "batch_size=4")
+
+
+def recipe(section: str, file: Path, *overrides: str) -> Any:
+    given = (f"{section}.{o}" for o in (*SHORT, *overrides))
+    return runs.recipe(file.parent, "run", section, file, *given)
+
+
+@pytest.mark.parametrize(
+    ("section", "rows"),
+    [("reward_model", PAIRS), ("process_reward_model", STEPS), ("preference", PAIRS), ("sft", PAIRS)],
+)
+def test_each_rung_notes_format_oddities_repetitions_and_counts(
+    tmp_path: Path, section: str, rows: list[dict[str, Any]]
+) -> None:
+    run = runs.train(recipe(section, write(tmp_path / "a.jsonl", [*rows, rows[0]])))
+    text = json.loads((run / "data.json").read_text())[section]["text"]
+    assert text.startswith("a.jsonl: 7 ")
+    for part in ("ignored source", "1 repeated row left out", "6 rows: 6 kept"):
+        assert part in text
+
+
+def test_a_reward_model_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", PAIRS)
+    run = runs.train(recipe("reward_model", file))
+    write(file, [*PAIRS[1:], PAIRS[0] | {"chosen": "f"}])
+    for checkpoint in (run / "checkpoints").iterdir():
+        for inside in checkpoint.iterdir():
+            inside.unlink()
+        checkpoint.rmdir()
+    with pytest.raises(CheckpointError, match="the data of the rung 'reward_model' changed"):
+        runs.resume(run)
+
+
+def test_rankings_in_order_alone_are_rankings_for_a_reward_model(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}?", "completions": ["a", "b", "c"]} for a in "abcdef"]
+    rows[0]["scores"] = [1, 1, 1]
+    made = recipe("reward_model", write(tmp_path / "a.jsonl", rows[1:]))
+    said: list[str] = []
+    train, held = ranked_data(prepare(made), made.reward_model, seed=0, report=into(said))
+    assert [len(row.better) for row in (*train, *held)] == [3] * 5
+    assert "order taken as best first in 5" in said[0]
+
+
+def test_a_ranking_of_equals_is_counted_as_dropped(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}?", "completions": ["a", "b"], "scores": [1, int(a == "c")]} for a in "abcdef"]
+    made = recipe("reward_model", write(tmp_path / "a.jsonl", rows))
+    said: list[str] = []
+    train, held = ranked_data(prepare(made), made.reward_model, seed=0, report=into(said))
+    assert len(train) + len(held) == 5
+    assert "1 dropped (all completions equally good: 1)" in said[0]
+
+
+def test_a_solution_without_labels_is_named_by_its_row(tmp_path: Path) -> None:
+    rows = [*STEPS, {"prompt": "f?", "steps": ["a"]}]
+    with pytest.raises(DataError, match="row 7 has 0 labels"):
+        prepare(recipe("process_reward_model", write(tmp_path / "a.jsonl", rows)))
+
+
+def test_a_row_that_the_template_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each of the three encoders of judged rows."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TemplateError("no")
+
+    for module in ("preference", "ranking", "step"):
+        name = "step_samples" if module == "step" else "preference_samples"
+        monkeypatch.setattr(f"stepladder.training.{module}_data.{name}", refuse)
+    pairs, steps = write(tmp_path / "a.jsonl", PAIRS), write(tmp_path / "b.jsonl", STEPS)
+    with pytest.raises(TemplateError, match=r"the conversation that begins '.\?': no"):
+        runs.train(recipe("preference", pairs))
+    made = recipe("reward_model", pairs)
+    with pytest.raises(TemplateError, match="that begins"):
+        ranked_data(prepare(made), made.reward_model, seed=0, report=lambda *_: None)
+    made = recipe("process_reward_model", steps)
+    with pytest.raises(TemplateError, match="that begins"):
+        step_data(prepare(made), made.process_reward_model, tmp_path, seed=0, report=lambda *_: None)
+
+
+def kto(tmp_path: Path, *overrides: str) -> Any:
+    return recipe("preference", write(tmp_path / "a.jsonl", PAIRS), 'loss="kto"', *overrides)
+
+
+def test_held_out_answers_of_one_prompt_are_refused_by_the_key_to_change(tmp_path: Path) -> None:
+    made = kto(tmp_path)
+    bench = prepare(made)
+    rows, held = preference_rows(bench, made.preference, tmp_path, seed=0)
+    with pytest.raises(DataError, match=r"2 held-out answers belong to one.*preference.validation = 8"):
+        judged_data(bench, rows, held, made.preference, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_that_has_one_prompt_by_chance_is_joined_to_another(tmp_path: Path, seed: int) -> None:
+    made = kto(tmp_path, "validation=0", "batch_size=2")
+    bench = prepare(made)
+    rows, _ = preference_rows(bench, made.preference, tmp_path, seed=seed)
+    data, _ = judged_data(bench, rows, [], made.preference, seed=seed)
+    assert sorted(i for batch in data.fixed for i in batch) == list(range(12))
+    assert all(len({rows[i].prompt for i in batch}) > 1 for batch in data.fixed)
