@@ -10,7 +10,7 @@ import numpy as np
 from stepladder.errors import ConfigError
 from stepladder.evaluation.curves import resampled_means
 from stepladder.evaluation.samples import TaskSamples
-from stepladder.reports.tables import sign_test
+from stepladder.reports.tables import sign_test, wilson_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Comparison:
     """`one` minus `other`, mean share of solved samples a task. `p`: two-sided, of equal models.
 
     `better`, `worse`, `equal` count tasks by the sign of their difference. `interval` holds the true
-    difference in 95 % of repetitions with other tasks (paired bootstrap).
+    difference in 95 % of repetitions with other tasks (paired bootstrap; where all tasks differ by the same,
+    such as 0, by what Wilson's interval allows for a kind of task that n tasks did not show).
     """
 
     n: int
@@ -44,8 +45,12 @@ def compare(one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: i
     shares = [[t.solved / len(t.samples) for t in side] for side in (one, other)]
     gaps = [a - b for a, b in zip(*shares, strict=True)]
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    low, high = np.quantile(resampled_means(gaps, seed=seed), [0.025, 0.975])
     n = len(gaps)
+    if len(set(gaps)) == 1:  # resampling would show no spread
+        unseen = wilson_interval(0, n)[1]
+        low, high = max(-1.0, gaps[0] - unseen), min(1.0, gaps[0] + unseen)
+    else:
+        low, high = np.quantile(resampled_means(gaps, seed=seed), [0.025, 0.975])
     return Comparison(
         n=n,
         one=sum(shares[0]) / n,

@@ -100,9 +100,10 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of `values` in [0, 1], resampling tasks.
 
-    Where all tasks are at 0, or all at 1, resampling shows no spread: then it is Wilson's for that count.
+    Where all tasks have one value, such as 0 or 1, resampling shows no spread: then it is Wilson's for that
+    count.
     """
-    if set(values) in ({0.0}, {1.0}):
+    if len(set(values)) == 1:
         return wilson_interval(round(sum(values)), len(values))
     means = resampled_means(values, seed=seed, resamples=resamples)
     low, high = np.quantile(means, [0.025, 0.975])

@@ -228,3 +228,12 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
     text = console.export_text()
     assert "exact sign test" in text
     assert "weighted@k" in text
+
+
+def test_tasks_that_all_differ_by_the_same_leave_room_for_others() -> None:
+    """Wilson's upper end of 0 in 10 is z²/(10 + z²) = 3.8415/13.8415 = .2775; a bootstrap would have no width."""
+    right, wrong = (
+        [TaskSamples(str(i), "d", (Sample(solved, "4"),)) for i in range(10)] for solved in (True, False)
+    )
+    assert compare(right, right).interval == pytest.approx((-0.2775, 0.2775), abs=1e-4)
+    assert compare(right, wrong).interval == pytest.approx((0.7225, 1.0), abs=1e-4)

@@ -122,6 +122,7 @@ def test_the_bootstrap_covers_as_often_as_it_says() -> None:
 def test_where_all_tasks_agree_the_interval_is_that_of_the_count() -> None:
     assert bootstrap_interval([0.0] * 10) == wilson_interval(0, 10)
     assert bootstrap_interval([1.0] * 10) == wilson_interval(10, 10)
+    assert bootstrap_interval([0.5] * 10) == wilson_interval(5, 10)
 
 
 def line(*values: float) -> Curve:
