@@ -231,7 +231,8 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
 
 
 def test_tasks_that_all_differ_by_the_same_leave_room_for_others() -> None:
-    """Wilson's upper end of 0 in 10 is z²/(10 + z²) = 3.8415/13.8415 = .2775; a bootstrap would have no width."""
+    """Wilson's upper end of 0 in 10 is z²/(10 + z²) = 3.8415/13.8415 = .2775;
+    a bootstrap would have no width."""
     right, wrong = (
         [TaskSamples(str(i), "d", (Sample(solved, "4"),)) for i in range(10)] for solved in (True, False)
     )
