@@ -22,7 +22,7 @@ from stepladder.config import load_recipe
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 
-TASKS, STEPS, PER_STEP, GROUP = 64, 40, 16, 8  # ten epochs of the tasks
+TASKS, STEPS, PER_STEP, GROUP = 64, 150, 32, 8  # 75 epochs of the tasks
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def run(out: Path, name: str, overrides: list[str], world: str = "bench/long_tai
             f"rl.steps={STEPS}",
             f"rl.tasks_per_step={PER_STEP}",
             f"rl.group_size={GROUP}",
-            "rl.learning_rate=1e-3",
+            "rl.learning_rate=4e-4",
             "rl.stop_at_success=null",
             "evaluation.raw=0",
             "evaluation.tasks=200",

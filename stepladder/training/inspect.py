@@ -71,8 +71,8 @@ def _show_preferences(
     console: Console, bench: Workbench, settings: PreferenceSection, samples: int, *, seed: int
 ) -> None:
     """The first answers: green is pushed up, red is pushed down."""
-    said: list[str] = []
-    rows, held_rows = preference_rows(bench, settings, Path(), seed=seed, say=said.append)
+    notes: list[str] = []
+    rows, held_rows = preference_rows(bench, settings, Path(), seed=seed, say=notes.append)
     answers: list[tuple[str, float, TrainingSample]] = []
     if settings.loss == "kto":
         judged, tally = judged_data(bench, rows, held_rows, settings, seed=seed)
@@ -85,7 +85,7 @@ def _show_preferences(
         for pair in pairs.train:
             answers += [("chosen", 1.0, pair.chosen.sample), ("rejected", -1.0, pair.rejected.sample)]
     console.rule(f"preference ({settings.loss}): {tally.text}; {len(held_rows)} held out")
-    console.print("; ".join(said), markup=False)
+    console.print("; ".join(notes), markup=False)
     for name, sign, sample in answers[:samples]:
         row = rows[int(sample.group_id.rpartition("-")[2])]
         said = row.completion if isinstance(row, Unpaired) else row.chosen if sign > 0 else row.rejected

@@ -37,6 +37,9 @@ class LoopThread:
         """
         future = self.start(work)
         try:
+            # In slices: a signal that another thread received is acted on when this one wakes.
+            while not concurrent.futures.wait([future], timeout=0.2).done:
+                pass
             return future.result()
         except BaseException:
             if not future.done():
