@@ -69,8 +69,11 @@ async def call_bounded(
     """
     kwargs = kwargs or {}
     if inline:
-        result = function(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:
+            raise CalledExit(f"called sys.exit({error.code!r})") from None
     if inspect.iscoroutinefunction(function):
         return await _bounded_awaitable(function(*args, **kwargs), deadline)
     result = await _bounded_thread(lambda: function(*args, **kwargs), deadline)
@@ -111,7 +114,7 @@ def abandoned_threads() -> int:
 
 
 async def _bounded_awaitable(awaitable: Awaitable[Any], deadline: float) -> Any:
-    task = asyncio.ensure_future(awaitable)
+    task = asyncio.ensure_future(_without_exit(awaitable))
     try:
         done = await _wait(task, deadline, started=lambda: True)
     except asyncio.CancelledError:
@@ -123,8 +126,13 @@ async def _bounded_awaitable(awaitable: Awaitable[Any], deadline: float) -> Any:
         if task.done() and not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it as lost
         raise DeadlinePassed(deadline)
+    return task.result()
+
+
+async def _without_exit(awaitable: Awaitable[Any]) -> Any:
+    """Inside the task: a task that ends by SystemExit stops the event loop it runs on."""
     try:
-        return task.result()
+        return await awaitable
     except SystemExit as error:
         raise CalledExit(f"called sys.exit({error.code!r})") from None
 

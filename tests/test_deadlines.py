@@ -151,6 +151,9 @@ def test_exit_and_stop_iteration_stay_inside_their_call():
     async def main():
         with pytest.raises(CalledExit, match=r"sys.exit\(3\)"):
             await call_bounded(sys.exit, (3,), deadline=5)
+        for inline in (False, True):
+            with pytest.raises(CalledExit, match=r"sys.exit\(4\)"):
+                await call_bounded(leave, deadline=5, inline=inline)
         with pytest.raises(RuntimeError, match="StopIteration"):
             await call_bounded(stop, deadline=5)
 
