@@ -70,8 +70,14 @@ class RunFolder:
         path = Path(path)
         recipe = to_toml(resolved_recipe)  # fails before anything is touched
         inside = cls.check_new(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _acquire(path)
+        except OSError as error:  # no permission, a read-only disk, a file in the way
+            raise ConfigError(
+                f"the run folder {path} cannot be made: {error}; choose another place, for example "
+                "run.out = 'runs'"
+            ) from error
         try:
             for child in (child for child in inside if child.name != RECIPE):  # replaced below
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()

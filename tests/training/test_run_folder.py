@@ -73,6 +73,12 @@ def test_what_is_no_run_cannot_be_opened(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot be made: .*run\.out"):
+        RunFolder.create(tmp_path / "file" / "run", RECIPE)
+
+
 def test_two_writers_are_refused_also_across_processes(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
