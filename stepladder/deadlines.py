@@ -12,6 +12,7 @@ pass of ten seconds on the loop's thread fires no deadline.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import inspect
@@ -262,6 +263,28 @@ class _Threads:
                     self._live -= 1
                     return None
             return self._queue.popleft()
+
+
+class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """For `loop.set_default_executor`: what an environment sends to `asyncio.to_thread` and then hangs.
+
+    A pool's threads are joined when the interpreter exits, so that one of them that hangs keeps a finished
+    run from ending; and a few such calls fill the pool, so that the deadlines of all others pass in its
+    queue. Here each call has a daemon thread of its own.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def work() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001  belongs to whoever awaits it
+                    done.set_exception(error)
+
+        threading.Thread(target=work, name="stepladder-to-thread", daemon=True).start()
+        return done
 
 
 _threads = _Threads(_MAX_THREADS)

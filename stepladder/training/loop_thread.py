@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from stepladder.deadlines import DaemonExecutor
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor())
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stepladder-loop", daemon=True)
         self._thread.start()
