@@ -290,6 +290,11 @@ def _acquire(path: Path) -> FileLock:
         raise ConfigError(
             f"the run folder {path} is in use by another process; wait for it, or choose another name."
         ) from error
+    except OSError as error:  # no permission, a read-only disk
+        raise ConfigError(
+            f"the run folder {path} cannot be written: {error}; copy it to a place of "
+            "your own and resume there"
+        ) from error
     return lock
 
 

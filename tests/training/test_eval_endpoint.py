@@ -25,7 +25,7 @@ def half(answer: str, task: Task) -> float:
     return 0.5
 
 
-def evaluated(model: str, environment: str, *overrides: str) -> Evaluation:
+def evaluated(model: str, environment: str, *overrides: str, out: Path | None = None) -> Evaluation:
     return evaluate_model(
         model,
         environment=environment,
@@ -35,7 +35,7 @@ def evaluated(model: str, environment: str, *overrides: str) -> Evaluation:
         temperature=0.0,
         seed=0,
         endpoint_model="some-model",
-        out=None,
+        out=out,
     )
 
 
@@ -46,6 +46,11 @@ def test_an_endpoint_where_nothing_listens_stops_the_command(capsys: pytest.Capt
         with pytest.raises(ConfigError, match=rf"nothing answers at {url}.*http://localhost:8000/v1"):
             evaluated(url, "calculator")
     assert "solved" not in capsys.readouterr().out
+
+
+def test_an_out_file_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--out .* cannot be written"):
+        evaluated("no-such-model", "calculator", out=tmp_path)
 
 
 def test_why_episodes_failed_is_printed_and_a_server_that_reads_no_calls_is_told_apart(
