@@ -45,6 +45,9 @@ class LoopThread:
         """
         future = self.start(work)
         try:
+            # In slices: a signal that the system hands to another thread wakes no wait of this one.
+            while not future.done():
+                concurrent.futures.wait([future], timeout=0.5)
             return future.result()
         except BaseException:
             if not future.done():

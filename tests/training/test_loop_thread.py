@@ -58,9 +58,11 @@ def test_ctrl_c_cancels_and_waits_for_the_cleaning_up() -> None:
     with LoopThread() as loop:
         timer = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
         timer.start()
+        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             loop.run(work())
         assert cleaned == ["done"]
+        assert time.monotonic() - began < 30  # not after the work was over anyway
 
 
 def test_close_cancels_what_still_runs() -> None:
