@@ -5,13 +5,15 @@ The loop of `rollout.py` only needs four verbs: begin, act, observe, record.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stepladder.data.chat import Renderer
 from stepladder.data.conversation import Conversation
+from stepladder.data.parsers import read_arguments
 from stepladder.engines.engine import Engine, Session
 from stepladder.errors import ConfigError, EngineError
 from stepladder.types import FinishReason, Message, Sampling, Tool, ToolCall, TrainingSample, Turn
@@ -153,7 +155,14 @@ class EndpointAgent:
         if self.tools:
             body["tools"] = self.tools
         try:
-            response = await self.client.post("chat/completions", json=body)
+            # The client's own time-out is for each piece of an answer: one that drips never ends.
+            async with asyncio.timeout(self.client.timeout.read):
+                response = await self.client.post("chat/completions", json=body)
+        except TimeoutError:
+            seconds = self.client.timeout.read
+            raise EngineError(
+                f"the endpoint did not answer within {seconds:g} s (rollout.deadline)"
+            ) from None
         except httpx.HTTPError as error:
             raise EngineError(f"the endpoint did not answer: {type(error).__name__}: {error}") from error
         if response.status_code != 200:
@@ -167,7 +176,7 @@ class EndpointAgent:
         try:
             choice = response.json()["choices"][0]
             message = _from_wire(choice["message"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise EngineError(
                 f"the endpoint's answer is no chat completion: {response.text[:300]}"
             ) from error
@@ -208,13 +217,14 @@ async def require_endpoint(client: Any, url: str) -> None:
     import httpx
 
     try:
-        await client.get("models", timeout=5.0)
+        async with asyncio.timeout(10.0):  # an answer that drips never ends by the client's own time-out
+            await client.get("models", timeout=5.0)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
         raise ConfigError(
             f"nothing answers at {url} ({type(error).__name__}: {error}); start the server, or correct the "
             "address: it is the part before /chat/completions, such as http://localhost:8000/v1"
         ) from error
-    except httpx.HTTPError:  # it took the connection, and need not know this path, or be quick
+    except (httpx.HTTPError, TimeoutError):  # it took the connection; need not know this path, or be quick
         pass
 
 
@@ -225,16 +235,37 @@ def _wire(message: Message) -> dict[str, Any]:
     return out
 
 
-def _from_wire(data: dict[str, Any]) -> Message:
+def _from_wire(data: Any) -> Message:
+    """What a server says the model said. Raises TypeError or KeyError where it is no message.
+
+    A call that cannot be read is the model's mistake, which it is shown.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a message must be an object, not {type(data).__name__}")
     calls = []
     for call in data.get("tool_calls") or []:
-        function = call["function"]
-        text = function.get("arguments") or "{}"
-        try:
-            arguments, error = json.loads(text), None
-            if not isinstance(arguments, dict):
-                arguments, error = {}, f"arguments must be a JSON object; got {text[:80]}"
-        except json.JSONDecodeError as broken:
-            arguments, error = {}, f"arguments are not valid JSON: {broken}"
-        calls.append(ToolCall(function["name"], arguments, id=call.get("id", ""), error=error, raw=text))
-    return Message("assistant", data.get("content") or "", tool_calls=tuple(calls))
+        name, given = call["function"].get("name"), call["function"].get("arguments")
+        text = given if isinstance(given, str) else json.dumps(given)  # some servers send the object itself
+        arguments, problem = read_arguments(_valid(text) if given else "{}")
+        if not isinstance(name, str) or not name:
+            problem = "the call has no name"
+        calls.append(
+            ToolCall(
+                _valid(name) if isinstance(name, str) else "",
+                arguments,
+                id=_valid(str(call.get("id") or "")),
+                error=problem,
+                raw=_valid(text),
+            )
+        )
+    content = data.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
+    if not isinstance(content, str):
+        raise TypeError(f"content must be a text, not {type(content).__name__}")
+    return Message("assistant", _valid(content), tool_calls=tuple(calls))
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which JSON can carry and no file or request can."""
+    return text.encode("utf-8", "replace").decode()

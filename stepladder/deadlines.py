@@ -12,6 +12,7 @@ pass of ten seconds on the loop's thread fires no deadline.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import inspect
@@ -69,8 +70,11 @@ async def call_bounded(
     """
     kwargs = kwargs or {}
     if inline:
-        result = function(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:
+            raise CalledExit(f"called sys.exit({error.code!r})") from None
     if inspect.iscoroutinefunction(function):
         return await _bounded_awaitable(function(*args, **kwargs), deadline)
     result = await _bounded_thread(lambda: function(*args, **kwargs), deadline)
@@ -111,7 +115,7 @@ def abandoned_threads() -> int:
 
 
 async def _bounded_awaitable(awaitable: Awaitable[Any], deadline: float) -> Any:
-    task = asyncio.ensure_future(awaitable)
+    task = asyncio.ensure_future(_without_exit(awaitable))
     try:
         done = await _wait(task, deadline, started=lambda: True)
     except asyncio.CancelledError:
@@ -123,8 +127,13 @@ async def _bounded_awaitable(awaitable: Awaitable[Any], deadline: float) -> Any:
         if task.done() and not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it as lost
         raise DeadlinePassed(deadline)
+    return task.result()
+
+
+async def _without_exit(awaitable: Awaitable[Any]) -> Any:
+    """Inside the task: a task that ends by SystemExit stops the event loop it runs on."""
     try:
-        return task.result()
+        return await awaitable
     except SystemExit as error:
         raise CalledExit(f"called sys.exit({error.code!r})") from None
 
@@ -254,6 +263,28 @@ class _Threads:
                     self._live -= 1
                     return None
             return self._queue.popleft()
+
+
+class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """For `loop.set_default_executor`: what an environment sends to `asyncio.to_thread` and then hangs.
+
+    A pool's threads are joined when the interpreter exits, so that one of them that hangs keeps a finished
+    run from ending; and a few such calls fill the pool, so that the deadlines of all others pass in its
+    queue. Here each call has a daemon thread of its own.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def work() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001  belongs to whoever awaits it
+                    done.set_exception(error)
+
+        threading.Thread(target=work, name="stepladder-to-thread", daemon=True).start()
+        return done
 
 
 _threads = _Threads(_MAX_THREADS)

@@ -40,8 +40,14 @@ def load_object(path: str, *, what: str = "object") -> Any:
 def import_path(target: type) -> str:
     """The path under which `load_object` finds a class again; of a script run as __main__, its file.
 
-    Raises ConfigError for a class inside a function or a notebook cell, which nothing can import.
+    Raises ConfigError for what is no class, and for a class inside a function or a notebook cell, which
+    nothing can import.
     """
+    if not isinstance(target, type):
+        raise ConfigError(
+            f"environment={target!r} is no class; give the class itself, such as environment=Shop, or write "
+            'its path into the recipe: {"environment": {"name": "my_file.py:Shop"}}'
+        )
     module = sys.modules.get(target.__module__)
     file = getattr(module, "__file__", None)
     if "<locals>" in target.__qualname__ or (target.__module__ == "__main__" and file is None):

@@ -72,7 +72,7 @@ def test_starting_loads_nothing_heavy_and_takes_no_time(code: str) -> None:
 
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stepladder.cli", "version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "stepladder", "version"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0
     assert done.stdout.strip() == "0.1.0"

@@ -89,6 +89,8 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["rl.aggregation=mean"], ["aggregation", "token_mean"]),
         (["model.dtype=float16"], ["model.dtype", "'float32'", "'bfloat16'"]),
         (["run.track=mlflow"], ["run.track", "tensorboard"]),
+        (["run.name="], ["run.name", "under run.out", "'my-run'"]),
+        (["run.name=../elsewhere"], ["run.name", "under run.out"]),
         (["evaluation.tasks=0"], ["evaluation.tasks"]),
         (["environment=null"], ["[rl] plays episodes", "add a section [environment]"]),
     ],

@@ -151,6 +151,9 @@ def test_exit_and_stop_iteration_stay_inside_their_call():
     async def main():
         with pytest.raises(CalledExit, match=r"sys.exit\(3\)"):
             await call_bounded(sys.exit, (3,), deadline=5)
+        for inline in (False, True):
+            with pytest.raises(CalledExit, match=r"sys.exit\(4\)"):
+                await call_bounded(leave, deadline=5, inline=inline)
         with pytest.raises(RuntimeError, match="StopIteration"):
             await call_bounded(stop, deadline=5)
 
@@ -196,3 +199,25 @@ def test_a_hung_thread_does_not_keep_the_interpreter():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=True
     )
     assert (done.stdout, done.stderr) == ("passed\n", "")
+
+
+def test_a_hung_to_thread_keeps_neither_the_interpreter_nor_the_others():
+    """asyncio's own pool has a few threads, and is joined at exit."""
+    code = (
+        "import asyncio, time\n"
+        "from stepladder.deadlines import DaemonExecutor, DeadlinePassed, call_bounded\n"
+        "async def hang(): await asyncio.to_thread(time.sleep, 60)\n"
+        "async def quick(): return await asyncio.to_thread(lambda: 'quick')\n"
+        "async def main():\n"
+        "    asyncio.get_running_loop().set_default_executor(DaemonExecutor())\n"
+        "    hung = [asyncio.ensure_future(call_bounded(hang, deadline=1)) for _ in range(60)]\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print(await call_bounded(quick, deadline=20))\n"
+        "    errors = await asyncio.gather(*hung, return_exceptions=True)\n"
+        "    print({type(error).__name__ for error in errors})\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=True
+    )
+    assert (done.stdout, done.stderr) == ("quick\n{'DeadlinePassed'}\n", "")

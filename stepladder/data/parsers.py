@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from stepladder.types import ToolCall
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+MAX_DEPTH = 64  # of a call's arguments: everything that reads them later is recursive
 _SHAPE = '{"name": "tool", "arguments": {"x": 1}}'
 
 
@@ -129,6 +130,20 @@ def read_json_call(body: str) -> ToolCall:
     return _call_from(value, body) if problem is None else _broken(problem, body)
 
 
+def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
+    """(arguments, problem): the JSON text of a call's arguments, as chat endpoints send it.
+
+    >>> read_arguments('{"x": 1}'), read_arguments("[]")[1]
+    (({'x': 1}, None), 'arguments must be a JSON object such as {"x": 1}, not list')
+    """
+    value, end, problem = _decode(text)
+    if problem is None and text[end:].strip():
+        problem = f"unexpected text after the JSON object: {text[end:].strip()[:40]!r}"
+    if problem is None and not isinstance(value, dict):
+        return {}, f'arguments must be a JSON object such as {{"x": 1}}, not {type(value).__name__}'
+    return (value, None) if problem is None else ({}, f"arguments cannot be read: {problem}")
+
+
 def _parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedText:
     reasoning, rest = split_reasoning(text)
     calls: list[ToolCall] = []
@@ -175,7 +190,18 @@ def _decode(body: str) -> tuple[Any, int, str | None]:
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
         return None, start, f"it is not valid JSON ({str(problem)[:80]})"
+    if _deeper_than(value, MAX_DEPTH):
+        return None, start, f"its lists and objects are nested more than {MAX_DEPTH} deep"
     return value, end, None
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and objects lie in each other more than `limit` deep; without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
+        inner = [v for item in level for v in (item.values() if isinstance(item, dict) else item)]
+        level = [v for v in inner if isinstance(v, dict | list)]
+    return bool(level)
 
 
 def _call_from(value: Any, raw: str) -> ToolCall:

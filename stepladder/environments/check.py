@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stepladder.deadlines import DaemonExecutor
 from stepladder.environments.environment import CheckedEnvironment, CheckedWorld, as_world, load_world
 from stepladder.environments.probes import awkward_messages, example, schema_problems
 from stepladder.types import Message, Step, Task, Tool, ToolCall
@@ -88,6 +89,7 @@ def check_environment(target: Any, *, tasks: int = 3, deadline: float = 10.0, **
 
 
 async def _check(target: Any, tasks: int, deadline: float, options: dict[str, Any]) -> Report:
+    asyncio.get_running_loop().set_default_executor(DaemonExecutor())
     checks: list[Check] = []
     world: list[CheckedWorld] = []
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stepladder.sections.section import Section
 
@@ -28,6 +29,14 @@ class RunSection(Section):
     track: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "none", description="where metrics go besides metrics.jsonl"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _inside_out(cls, name: str) -> str:
+        path = PurePath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts:
+            raise ValueError("the run's folder must lie under run.out; for example run.name = 'my-run'")
+        return name
 
 
 class LoraSection(Section):

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
@@ -28,6 +29,7 @@ def evaluate_model(
     out: Path | None,
 ) -> Evaluation:
     """Play `tasks` held-out tasks and print success with its interval, by domain."""
+    require_writable(out)
     recipe = table_recipe(model, environment, overrides, seed=seed, endpoint_model=endpoint_model)
     with open_table(recipe, model, endpoint_model) as table:
         display = Display()
@@ -74,6 +76,17 @@ def _print(result: Evaluation, model: str, environment: str) -> None:
         console.print(
             f"the first failure, at the {failed.boundary}: {failed.message}", highlight=False, markup=False
         )
+
+
+def require_writable(out: Path | None) -> None:
+    """Raise ConfigError where `out` cannot be written: before the evaluation, not after it."""
+    if out is None:
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error}; try --out eval.jsonl") from error
 
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:

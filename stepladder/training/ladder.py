@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.config import Recipe, parse_recipe
-from stepladder.errors import CheckpointError, RunStopped, StepladderError
+from stepladder.errors import CheckpointError, ConfigError, RunStopped, StepladderError
 from stepladder.evaluation import WithExamples, evaluate, held_out
 from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
@@ -64,7 +64,18 @@ def train(
     `environment`: your own class, instead of a name in the recipe; it must be importable (a module or a
     file), so that `resume` finds it again.
     """
-    if not isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe):
+        if environment is not None:
+            raise ConfigError(
+                f"a loaded recipe names its environment already, so environment={environment!r} would be "
+                "ignored; name yours there: load_recipe(name, ['environment.name=my_file.py:MyWorld'])"
+            )
+    else:
+        if not isinstance(recipe, Mapping):
+            raise ConfigError(
+                f"train takes a recipe as a dict of sections or from load_recipe; got {recipe!r}. A bundled "
+                "recipe or a file: train(load_recipe('hidden_digit'))"
+            )
         sections = dict(recipe)
         if environment is not None:
             sections["environment"] = {**sections.get("environment", {}), "name": import_path(environment)}

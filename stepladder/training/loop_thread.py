@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from stepladder.deadlines import DaemonExecutor
+
 T = TypeVar("T")
 
 
@@ -22,12 +24,18 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor())
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stepladder-loop", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._closing:
+            # asyncio leaves the loop when a task ends by SystemExit or KeyboardInterrupt: some library
+            # called sys.exit(). Who awaits that task is told; a dead loop would hang everybody else.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end and return its result.
@@ -37,9 +45,9 @@ class LoopThread:
         """
         future = self.start(work)
         try:
-            # In slices: a signal that another thread received is acted on when this one wakes.
-            while not concurrent.futures.wait([future], timeout=0.2).done:
-                pass
+            # In slices: a signal that the system hands to another thread wakes no wait of this one.
+            while not future.done():
+                concurrent.futures.wait([future], timeout=0.5)
             return future.result()
         except BaseException:
             if not future.done():
@@ -93,6 +101,7 @@ class LoopThread:
             return
         with contextlib.suppress(concurrent.futures.TimeoutError):
             asyncio.run_coroutine_threadsafe(self._wind_down(), self._loop).result(timeout=30)
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         if not self._thread.is_alive():

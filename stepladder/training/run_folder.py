@@ -70,8 +70,14 @@ class RunFolder:
         path = Path(path)
         recipe = to_toml(resolved_recipe)  # fails before anything is touched
         inside = cls.check_new(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _acquire(path)
+        except OSError as error:  # no permission, a read-only disk, a file in the way
+            raise ConfigError(
+                f"the run folder {path} cannot be made: {error}; choose another place, for example "
+                "run.out = 'runs'"
+            ) from error
         try:
             for child in (child for child in inside if child.name != RECIPE):  # replaced below
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
@@ -283,6 +289,11 @@ def _acquire(path: Path) -> FileLock:
     except Timeout as error:
         raise ConfigError(
             f"the run folder {path} is in use by another process; wait for it, or choose another name."
+        ) from error
+    except OSError as error:  # no permission, a read-only disk
+        raise ConfigError(
+            f"the run folder {path} cannot be written: {error}; copy it to a place of "
+            "your own and resume there"
         ) from error
     return lock
 

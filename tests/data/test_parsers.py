@@ -59,6 +59,7 @@ def test_what_is_no_call_becomes_an_error_with_its_text(body: str) -> None:
         ('{"name": "f", "arguments": {"x": "\\ud800"}}', "not valid JSON"),
         ('{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
+        ('{"name": "f", "arguments": {"x": ' + "[" * 63 + "]" * 63 + "}}", "nested more than 64 deep"),
         ("", "not valid JSON"),
     ],
 )
@@ -66,6 +67,11 @@ def test_errors_say_what_is_wrong(body: str, reason: str) -> None:
     call = read_json_call(body)
     assert call.error is not None
     assert reason in call.error
+
+
+def test_arguments_may_be_nested_as_deep_as_anyone_writes() -> None:
+    call = read_json_call('{"name": "f", "arguments": {"x": ' + "[" * 62 + "]" * 62 + "}}")
+    assert call.error is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from spine import digit_recipe
@@ -22,7 +25,7 @@ def half(answer: str, task: Task) -> float:
     return 0.5
 
 
-def evaluated(model: str, environment: str, *overrides: str) -> Evaluation:
+def evaluated(model: str, environment: str, *overrides: str, out: Path | None = None) -> Evaluation:
     return evaluate_model(
         model,
         environment=environment,
@@ -32,7 +35,7 @@ def evaluated(model: str, environment: str, *overrides: str) -> Evaluation:
         temperature=0.0,
         seed=0,
         endpoint_model="some-model",
-        out=None,
+        out=out,
     )
 
 
@@ -45,6 +48,11 @@ def test_an_endpoint_where_nothing_listens_stops_the_command(capsys: pytest.Capt
     assert "solved" not in capsys.readouterr().out
 
 
+def test_an_out_file_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--out .* cannot be written"):
+        evaluated("no-such-model", "calculator", out=tmp_path)
+
+
 def test_why_episodes_failed_is_printed_and_a_server_that_reads_no_calls_is_told_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -55,6 +63,87 @@ def test_why_episodes_failed_is_printed_and_a_server_that_reads_no_calls_is_told
     said = " ".join(capsys.readouterr().out.split())
     assert "the first failure, at the engine: the endpoint answered 400" in said
     assert "--tool-call-parser NAME" in said
+
+
+def said(**message: Any) -> dict[str, Any]:
+    return {
+        "choices": [{"message": {"role": "assistant", "content": "", **message}, "finish_reason": "stop"}]
+    }
+
+
+def called(name: Any, arguments: Any) -> dict[str, Any]:
+    return said(tool_calls=[{"id": "1", "function": {"name": name, "arguments": arguments}}])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": "hi"}]},
+        {"choices": ["hi"]},
+        said(content=5),
+        said(tool_calls="abc"),
+        said(tool_calls=[{"id": "1"}]),
+        ("[" * 100_000).encode(),
+    ],
+)
+def test_what_is_no_chat_completion_is_a_failure_of_the_engine(answer: Any) -> None:
+    with endpoint(lambda body: (200, answer)) as (url, _):
+        result = evaluated(url, "calculator")
+    assert [t.failure.boundary for t in result.trajectories if t.failure] == ["engine"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (called("calculator", "[" * 100_000), "not valid JSON"),
+        (called("calculator", '{"expression": ' + "[" * 900 + "]" * 900 + "}"), "nested more than 64 deep"),
+        (called("calculator", "[1]"), "must be a JSON object"),
+        (called(None, "{}"), "has no name"),
+        (called("calculator\ud800", "{}"), "calculator?"),
+        (called("calculator", {"expression": "6 * 7"}), "42"),  # no mistake: some servers decode it
+    ],
+)
+def test_a_call_that_cannot_be_read_is_answered(answer: Any, problem: str) -> None:
+    with endpoint(lambda body: (200, answer)) as (url, bodies):
+        result = evaluated(url, "calculator", "rollout.max_turns=2")
+    assert result.failed == 0
+    (told,) = [m["content"] for m in bodies[-1][1]["messages"] if m["role"] == "tool"]
+    assert problem in told
+
+
+def test_content_in_parts_is_read() -> None:
+    with endpoint(lambda body: (200, said(content=[{"type": "text", "text": "\ud800five"}]))) as (url, _):
+        result = evaluated(url, "calculator")
+    assert {t.messages[-1].content for t in result.trajectories} == {"?five"}
+
+
+def test_an_answer_that_drips_ends_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stop = threading.Event()
+        thread = threading.Thread(target=drip, args=(server, stop), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        try:
+            result = evaluated(url, "calculator", "rollout.deadline=1")
+        finally:
+            stop.set()
+            thread.join()
+    assert ["within 1 s" in t.failure.message for t in result.trajectories if t.failure] == [True, True]
+
+
+def drip(server: socket.socket, stop: threading.Event) -> None:
+    """Hang up on the first connection, which asks who is there; then a byte each 0.1 s, for ever."""
+    server.accept()[0].close()
+    server.settimeout(0.1)
+    with contextlib.ExitStack() as lines:
+        open_lines: list[socket.socket] = []
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                open_lines.append(lines.enter_context(server.accept()[0]))
+                open_lines[-1].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            for line in open_lines:
+                with contextlib.suppress(OSError):  # the client may have given up
+                    line.sendall(b" ")
 
 
 def test_an_endpoint_is_scored_by_the_rewards_asked_for() -> None:

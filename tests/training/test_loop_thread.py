@@ -58,9 +58,11 @@ def test_ctrl_c_cancels_and_waits_for_the_cleaning_up() -> None:
     with LoopThread() as loop:
         timer = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
         timer.start()
+        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             loop.run(work())
         assert cleaned == ["done"]
+        assert time.monotonic() - began < 30  # not after the work was over anyway
 
 
 def test_close_cancels_what_still_runs() -> None:
@@ -78,3 +80,19 @@ def test_close_cancels_what_still_runs() -> None:
     loop.close()
     loop.close()
     assert ended == [True]
+
+
+@pytest.mark.parametrize("exit_", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_exits_does_not_take_the_loop_with_it(exit_: type[BaseException]) -> None:
+    """asyncio ends `run_forever` when a task ends by SystemExit: everyone else would wait for ever."""
+
+    async def spawn() -> None:
+        async def quit_() -> None:
+            raise exit_(3)
+
+        await asyncio.create_task(quit_())
+
+    with LoopThread() as loop:
+        failed = loop.start(spawn())
+        assert isinstance(failed.exception(timeout=10), exit_)
+        assert loop.start(asyncio.sleep(0, "alive")).result(timeout=10) == "alive"

@@ -73,6 +73,20 @@ def test_what_is_no_run_cannot_be_opened(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot be made: .*run\.out"):
+        RunFolder.create(tmp_path / "file" / "run", RECIPE)
+
+
+def test_a_run_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", RECIPE).close()
+    (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+    (tmp_path / "run" / ".lock").mkdir()  # root may write anywhere, but not into a folder
+    with pytest.raises(ConfigError, match=r"cannot be written: .*copy it"):
+        RunFolder.open(tmp_path / "run")
+
+
 def test_two_writers_are_refused_also_across_processes(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from spine import digit_recipe, lines
 
+from stepladder.config import load_recipe
 from stepladder.errors import ConfigError
 from stepladder.sections.run import ModelSection
 from stepladder.training import ladder, setup
@@ -138,3 +141,18 @@ def test_a_newcomers_class_climbs_every_rung_on_its_own_demonstrations(tmp_path:
     path = ladder.train(digit_recipe(tmp_path, "run", world, *small), display=Display(quiet=True))
     assert [e["rung"] for e in lines(path / "evaluations.jsonl")] == ["raw", "few-shot", "sft", "rl"]
     assert lines(path / "evaluations.jsonl")[2]["success"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "environment", "words"),
+    [
+        ("hidden_digit", None, r"load_recipe\('hidden_digit'\)"),
+        ({"rl": {}}, object(), "is no class"),
+        ({"rl": {}}, "file.py:Shop", "is no class"),
+        (load_recipe("hidden_digit"), Path, "would be ignored"),
+    ],
+)
+def test_wrong_arguments_of_train_are_refused(recipe: Any, environment: Any, words: str) -> None:
+    checked = inspect.unwrap(ladder.train)  # as users have it, without the type checks of the tests
+    with pytest.raises(ConfigError, match=words):
+        checked(recipe, environment=environment)
