@@ -64,6 +64,7 @@ class RlParts:
     watch: Watch | None = None  # checks batches and syncs, and holds the settings in force; made if missing
     replay: Replay | None = None  # demonstrations whose SFT loss is mixed into every update
     on_trajectory: Callable[[Trajectory], None] | None = None
+    between: Callable[[int], None] = lambda step: None
     on_refresh: Callable[[int], None] = lambda step: None  # the policy of now becomes the reference
 
 
@@ -71,11 +72,13 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
     """Run until `steps`, the success asked for, or the minutes are used up.
 
     `on_step(step, metrics, groups)` is called after each update with the engine already on the new
-    weights: the place for logs, evaluations and checkpoints.
+    weights: the place for logs and checkpoints. `parts.between(step)` is called before the next one, where
+    a Ctrl-C is acted on at once: the place for evaluations. A resumed run calls it again.
     """
     state, bench = parts.state, parts.bench
     watch = parts.watch = parts.watch or Watch(bench, parts.settings, reference=parts.reference)
     while state.step < parts.settings.steps and not _finished(parts.settings, state):
+        parts.between(state.step)
         try:
             with _drawn_again(parts):
                 began = time.monotonic()

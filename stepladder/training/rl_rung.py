@@ -77,6 +77,7 @@ class RlRung(Rung):
                 watch=self.watch,
                 replay=self._replay(),
                 on_trajectory=run.display.trajectory,
+                between=self._between,
                 on_refresh=self._refresh,
             )
             run_rl(parts, on_step=self._on_step)
@@ -98,11 +99,14 @@ class RlRung(Rung):
                 f"stopped by an alarm, as rl.on_alarm = 'stop' asks. {raised[0][0].sentence()}. All up to "
                 f"there is saved; go on all the same with: stepladder resume {run.folder.path}"
             )
-        if settings.evaluate_every and step % settings.evaluate_every == 0 and step < settings.steps:
-            with run.display.aside():
-                run.evaluate(f"rl-{step}", step, run.recipe.evaluation.tasks, keep=0)
         if step % run.recipe.run.checkpoint_every == 0:
             run.save()
+
+    def _between(self, step: int) -> None:
+        every = self.settings.evaluate_every
+        if every and step and step % every == 0:
+            with self.run.display.aside():
+                self.run.evaluate(f"rl-{step}", step, self.run.recipe.evaluation.tasks, keep=0)
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[GroupStream | None]:
