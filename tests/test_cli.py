@@ -297,7 +297,7 @@ def test_a_disk_that_really_fills_up(tmp_path: Path) -> None:
         )
         assert again.returncode == 0, again.stderr
         steps = [m["step"] for m in lines(disk / "run" / "metrics.jsonl") if m["phase"] == "rl"]
-        assert steps == list(range(1, state["rl"]["step"] + 3))
+        assert steps == list(range(1, state["state"]["step"] + 3))
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 
