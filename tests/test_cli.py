@@ -287,7 +287,7 @@ def test_a_disk_that_really_fills_up(tmp_path: Path) -> None:
         assert grown.returncode == 0, grown.stderr
         text = (disk / "run" / "recipe.toml").read_text()
         (disk / "run" / "recipe.toml").write_text(
-            text.replace("steps = 2000", f"steps = {state['rl']['step'] + 2}")
+            text.replace("steps = 2000", f"steps = {state['state']['step'] + 2}")
         )
         again = subprocess.run(
             [sys.executable, "-m", "stepladder.cli", "resume", str(disk / "run")],
