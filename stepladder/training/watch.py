@@ -36,6 +36,7 @@ class Watch:
         self.bench, self.settings = bench, settings
         self.monitor = Monitor(default_alarms(clipped_at=settings.max_grad_norm))
         self.remedied: list[str] = []  # alarms whose remedy has been applied
+        self.changed: dict[str, Any] = {}  # keys that remedies changed, and to what
         self.temperature = bench.recipe.rollout.temperature
         self._canary: Canary | None = None
         self._guard: ReferenceGuard | None = None
@@ -89,19 +90,17 @@ class Watch:
             if self.settings.on_alarm == "remedy" and alarm.name not in self.remedied:
                 self.settings, changed = remedied(self.settings, alarm.remedy)
                 self.remedied.append(alarm.name)
+                self.changed |= {key: after for key, (_, after) in changed.items()}
             out.append((alarm, changed))
         return out
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint: what the alarms remember, and the settings in force."""
-        return {
-            "monitor": self.monitor.state(),
-            "remedied": self.remedied,
-            "settings": self.settings.model_dump(mode="json", exclude_none=True),
-        }
+        """For the checkpoint: what the alarms remember and what remedies changed. The rest is the recipe's."""
+        return {"monitor": self.monitor.state(), "remedied": self.remedied, "changed": self.changed}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Go on from `state`, under the recipe of now with the remedies applied."""
         self.monitor.load(state["monitor"])
         self.remedied = list(state["remedied"])
-        self.settings = RlSection.model_validate(state["settings"])
+        self.changed = dict(state["changed"])
+        self.settings = RlSection.model_validate({**self.settings.model_dump(), **self.changed})

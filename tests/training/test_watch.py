@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_remedy_is_applied_once_and_kept_by_a_resumed_run(tmp_path: Path) -> Non
     assert rates(folder) == [3e-3, 3e-3, 1.5e-3, 1.5e-3]
     assert [a["evidence"]["seen"] for a in alarms(folder)] == [2.0, 3.0, 4.0]
     assert len(whole.splitlines()) == len((folder / "metrics.jsonl").read_text().splitlines())
+
+
+def test_a_resumed_run_follows_its_edited_recipe_and_keeps_its_remedies(tmp_path: Path) -> None:
+    """The checkpoint remembers what the remedy changed, not the recipe that it changed."""
+    folder = train(recipe(tmp_path, "rl.on_alarm=remedy"), display=Display(quiet=True))
+    for later in sorted((folder / "checkpoints").iterdir())[2:]:  # back to step 2
+        shutil.rmtree(later)
+    text = (folder / "recipe.toml").read_text()
+    assert "\nsteps = 4\n" in text
+    (folder / "recipe.toml").write_text(text.replace("\nsteps = 4\n", "\nsteps = 3\n"))
+    resume(folder, display=Display(quiet=True))
+    assert rates(folder) == [3e-3, 3e-3, 1.5e-3]
 
 
 def test_stop_saves_and_names_the_alarm(tmp_path: Path) -> None:
