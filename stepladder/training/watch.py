@@ -95,7 +95,7 @@ class Watch:
         return out
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint: what the alarms remember and what remedies changed. The rest is the recipe's."""
+        """For the checkpoint: what the alarms remember, and what remedies changed of the recipe."""
         return {"monitor": self.monitor.state(), "remedied": self.remedied, "changed": self.changed}
 
     def load(self, state: Mapping[str, Any]) -> None:
