@@ -84,11 +84,8 @@ async def rollout(
         for group_id, task in tasks
         for i in range(group_size)
     ]
-    played: list[Trajectory] = []
-    for start in range(0, len(requests), limits.concurrency):
-        wave = requests[start : start + limits.concurrency]
-        keys = [f"{start + k:08d}" for k in range(len(wave))]
-        played += await _play_wave(agents, world, wave, keys, limits, on_trajectory)
+    keys = [f"{k:08d}" for k in range(len(requests))]
+    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
     groups = []
     for k, (group_id, task) in enumerate(tasks):
         group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
@@ -114,12 +111,25 @@ async def play_group(
     `key` orders its sessions in the engine.
     """
     requests = [Request(group_id, i, task, derive_seed(seed, group_id, i)) for i in range(group_size)]
-    played: list[Trajectory] = []
-    for start in range(0, group_size, limits.concurrency):
-        wave = requests[start : start + limits.concurrency]
-        keys = [f"{key}-{request.index:04d}" for request in wave]
-        played += await _play_wave(agents, world, wave, keys, limits, on_trajectory)
+    keys = [f"{key}-{i:04d}" for i in range(group_size)]
+    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
     return await _scored(Group(group_id, task, tuple(played)), scorer)
+
+
+async def _play_all(
+    agents: Agents,
+    world: CheckedWorld,
+    requests: Sequence[Request],
+    keys: Sequence[str],
+    limits: Limits,
+    on_trajectory: Progress | None,
+) -> list[Trajectory]:
+    """Play episodes in waves of `limits.concurrency`, in order. `keys` order their sessions in the engine."""
+    played: list[Trajectory] = []
+    for start in range(0, len(requests), limits.concurrency):
+        wave = slice(start, start + limits.concurrency)
+        played += await _play_wave(agents, world, requests[wave], keys[wave], limits, on_trajectory)
+    return played
 
 
 async def _play_wave(

@@ -14,10 +14,11 @@ from typing import Any
 
 from stepladder.data.records import Preference
 from stepladder.environments.arithmetic import evaluate, last_number, shown
+from stepladder.environments.environment import require_index
 from stepladder.environments.families import FAMILIES, MORE_FAMILIES, Family, Problem
 from stepladder.environments.mistakes import mistaken
 from stepladder.environments.tools import ToolBox, tool
-from stepladder.errors import ConfigError, DataError, nearest
+from stepladder.errors import ConfigError, nearest
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall
 
 SYSTEM_PROMPT = "Solve the problem. Use the calculator for arithmetic. End with 'Answer: ' and the result."
@@ -72,8 +73,7 @@ class CalculatorWorld:
 
     def get(self, split: str, i: int) -> Task:
         """Problem `i`: the families take turns, in an order drawn anew for each round of all of them."""
-        if not 0 <= i < self.count(split):
-            raise DataError(f"split {split!r} has the tasks 0 to {self.count(split) - 1}; got {i}")
+        require_index(self.count(split), split, i)
         round_, turn = divmod(i, len(self.families))
         order = random.Random(f"{self.seed}/{split}/order/{round_}").sample(self.families, len(self.families))
         family = order[turn]

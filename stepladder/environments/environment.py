@@ -113,6 +113,12 @@ def load_world(name: str, /, **options: Any) -> CheckedWorld:
     return as_world(load_object(name, what="environment"), **options)
 
 
+def require_index(count: int, split: str, i: int) -> None:
+    """What `get(split, i)` of a world of numbered tasks begins with. Raises DataError."""
+    if not 0 <= i < count:
+        raise DataError(f"split {split!r} has the tasks 0 to {count - 1}; got {i}")
+
+
 class CheckedWorld:
     """A world whose answers are checked. `name` is that of the user's class; `inner` the user's world."""
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 
+from stepladder.environments.environment import require_index
 from stepladder.environments.tools import ToolBox, tool
-from stepladder.errors import ConfigError, DataError
+from stepladder.errors import ConfigError
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall
 
 QUESTION = "?"
@@ -57,8 +58,7 @@ class HiddenDigitWorld:
         return self.sizes[split]
 
     def get(self, split: str, i: int) -> Task:
-        if not 0 <= i < self.count(split):
-            raise DataError(f"split {split!r} has the tasks 0 to {self.count(split) - 1}; got {i}")
+        require_index(self.count(split), split, i)
         digit = random.Random(f"{self.seed}/{split}/{i}").randrange(self.digits)
         return Task(
             id=f"{split}/{i}",

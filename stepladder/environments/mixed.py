@@ -19,8 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepladder.environments.environment import CheckedEnvironment, CheckedWorld, as_world, load_world
-from stepladder.errors import ConfigError, DataError, nearest
+from stepladder.environments.environment import (
+    CheckedEnvironment,
+    CheckedWorld,
+    as_world,
+    load_world,
+    require_index,
+)
+from stepladder.errors import ConfigError, nearest
 from stepladder.types import Message, Reset, Step, Task
 
 ROUND = 100  # tasks after which the worlds' shares repeat
@@ -90,8 +96,7 @@ class MixedWorld:
         return ROUND
 
     def get(self, split: str, i: int) -> Task:
-        if not 0 <= i < self.count(split):
-            raise DataError(f"split {split!r} has the tasks 0 to {self.count(split) - 1}; got {i}")
+        require_index(self.count(split), split, i)
         round_, place = divmod(i, ROUND)
         k = self.pattern[place]
         label = self.labels[k]

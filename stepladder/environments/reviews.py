@@ -11,7 +11,7 @@ import random
 import re
 
 from stepladder.data.records import Preference
-from stepladder.errors import DataError
+from stepladder.environments.environment import require_index
 from stepladder.types import Message, Reset, Step, Task
 
 _GOOD = (
@@ -67,8 +67,7 @@ class ReviewsWorld:
         return self.sizes[split]
 
     def get(self, split: str, i: int) -> Task:
-        if not 0 <= i < self.count(split):
-            raise DataError(f"split {split!r} has the tasks 0 to {self.count(split) - 1}; got {i}")
+        require_index(self.count(split), split, i)
         thing = random.Random(f"{self.seed}/{split}/{i}").choice(THINGS)
         visit = 2 * i + (split == "test")  # odd in one split, even in the other: no prompt is in both
         return Task(f"{split}/{i}", split, "reviews", (_question(thing, visit),), seed=i)

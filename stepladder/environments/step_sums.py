@@ -14,7 +14,8 @@ from __future__ import annotations
 import random
 
 from stepladder.data.records import Preference, Steps
-from stepladder.errors import ConfigError, DataError
+from stepladder.environments.environment import require_index
+from stepladder.errors import ConfigError
 from stepladder.types import Message, Reset, Step, Task
 
 
@@ -43,8 +44,7 @@ class StepSumsWorld:
         return self.sizes[split]
 
     def get(self, split: str, i: int) -> Task:
-        if not 0 <= i < self.count(split):
-            raise DataError(f"split {split!r} has the tasks 0 to {self.count(split) - 1}; got {i}")
+        require_index(self.count(split), split, i)
         numbers = self._numbers(random.Random(f"{self.seed}/{split}/{i}"))
         return Task(
             id=f"{split}/{i}",

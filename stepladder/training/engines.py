@@ -16,7 +16,7 @@ from stepladder.errors import ConfigError
 from stepladder.policies.export import export_model
 from stepladder.policies.policy import Policy
 from stepladder.sections.engine import EngineSection
-from stepladder.types import TrainingSample
+from stepladder.training.diagnosis import whole_sample
 
 
 def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> PolicyEngine:
@@ -57,15 +57,7 @@ def check_engine(section: EngineSection) -> None:
 
 def policy_logprobs(policy: Policy, token_ids: Sequence[int], temperature: float) -> list[float]:
     """log p of `token_ids[1:]` by the policy, each given what precedes it."""
-    n = len(token_ids) - 1
-    sample = TrainingSample(
-        token_ids=tuple(token_ids),
-        mask=(False, *[True] * n),
-        behaviour_logprobs=(0.0,) * (n + 1),
-        trajectory_id="probe",
-        turn_ids=(-1, *[0] * n),
-        group_id="probe",
-    )
+    sample = whole_sample(tuple(token_ids), "probe")
     with torch.no_grad():
         scored: list[float] = policy.logprobs([sample], temperature=temperature).logprobs[0, 1:].tolist()
     return scored

@@ -17,6 +17,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.training.interrupt import uninterrupted
 
 Metrics = dict[str, float]
+MASTER, BEST = "master/", "best/"  # how names of weights begin in a checkpoint
 
 
 class EpochSettings(Protocol):
@@ -55,10 +56,20 @@ class EpochState:
             "best_step": self.best_step,
         }
 
+    def checkpoint(self) -> dict[str, Any]:
+        """As JSON, with where `of` finds the best weights."""
+        return {**self.plain(), "at_best": self.at_best}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The best weights for a checkpoint; none where they are the optimiser's masters, which it has."""
+        return {} if self.at_best else {f"{BEST}{name}": t for name, t in self.best.items()}
+
     @classmethod
-    def of(cls, plain: Mapping[str, Any], best: dict[str, Tensor]) -> EpochState:
-        """The opposite of `plain`; other keys are left out."""
-        return cls(**{key: plain[key] for key in cls().plain()}, best=best)
+    def of(cls, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> EpochState:
+        """The opposite of `checkpoint` and `tensors`; other keys and tensors are left out."""
+        kept = MASTER if state["at_best"] else BEST
+        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
+        return cls(**{key: state[key] for key in cls().plain()}, best=best)
 
     @property
     def at_best(self) -> bool:
@@ -108,7 +119,7 @@ def run_epochs(
                 on_step(state.step, {**metrics, "epoch": float(state.epoch), "seconds": seconds})
             on_epoch(state)
     if state.best:
-        optimizer.load({f"master/{name}": t for name, t in state.best.items()})
+        optimizer.load({f"{MASTER}{name}": t for name, t in state.best.items()})
     return state
 
 

@@ -200,19 +200,14 @@ class PreferenceRung(Rung):
         return with_reference(data, reference)
 
     def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "at_best": self.progress.at_best, "weights": self.weights}
+        return {**self.progress.checkpoint(), "weights": self.weights}
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = super().tensors()
-        if not self.progress.at_best:  # else the masters are the best weights
-            tensors |= {f"best/{name}": t for name, t in self.progress.best.items()}
-        return tensors
+        return {**super().tensors(), **self.progress.tensors()}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)
-        kept = "master/" if state["at_best"] else "best/"
-        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
-        self.progress, self.weights = EpochState.of(state, best), state["weights"]
+        self.progress, self.weights = EpochState.of(state, tensors), state["weights"]
 
 
 def warn_of_imbalance(data: JudgedData, settings: PreferenceSection) -> None:

@@ -8,13 +8,12 @@ from dataclasses import replace
 from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.records import Preference, Ranking
 from stepladder.data.samples import Encoder, preference_samples, ranking_samples
-from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.sections.reward_model import RewardModelSection
 from stepladder.sections.scoring import ScoringSection
 from stepladder.training.naming import naming
 from stepladder.training.ranking_step import Ranked
-from stepladder.training.scoring_files import RankedRow, Report, read_ranked
+from stepladder.training.scoring_files import RankedRow, Report, read_ranked, split_and_encode
 from stepladder.training.setup import Workbench
 from stepladder.types import TrainingSample
 
@@ -29,15 +28,11 @@ def ranked_data(
     else:
         dataset = read_ranked(settings.data)
         rows, said = dataset.records, dataset.description
-    train, held = split_by_content(rows, settings.validation, seed)
-    tally = Tally()
-    encoded = (
-        encode(bench.renderer, train, settings, "train", tally),
-        encode(bench.renderer, held, settings, "held", tally),
-    )
-    again = repeated(len(rows) - len(train) - len(held))
-    report("; ".join(filter(None, (said, again, tally.text))), fingerprint_of([*train, *held]))
-    return encoded
+
+    def encoded(some: Sequence[RankedRow], name: str, tally: Tally) -> list[Ranked]:
+        return encode(bench.renderer, some, settings, name, tally)
+
+    return split_and_encode(rows, said, settings.validation, seed, encoded, report)
 
 
 def encode(

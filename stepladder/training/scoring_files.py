@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
+from stepladder.data.budget import Tally
 from stepladder.data.datasets import Dataset, read_dataset
-from stepladder.data.records import Preference, Ranking, Steps
+from stepladder.data.records import Preference, Ranking, Record, Steps
+from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 
 RankedRow: TypeAlias = Preference | Ranking
 Report: TypeAlias = Callable[[str, str], None]  # (what became of the rows, their fingerprint)
+Row = TypeVar("Row", bound=Record)
+Sample = TypeVar("Sample")
 
 
 def read_ranked(path: str) -> Dataset[RankedRow]:
@@ -32,3 +36,23 @@ def read_steps(path: str) -> Dataset[Steps]:
             "so that rollouts in an environment make them"
         )
     return found
+
+
+def split_and_encode(
+    rows: Sequence[Row],
+    said: str,
+    validation: int,
+    seed: int,
+    encode: Callable[[Sequence[Row], str, Tally], list[Sample]],
+    report: Report,
+) -> tuple[list[Sample], list[Sample]]:
+    """(training, validation) samples of rows with no prompt in common; what became of the rows is reported.
+
+    `said` is what there is to say of their file; `encode(rows, "train" or "held", tally)` makes the samples.
+    """
+    train, held = split_by_content(rows, validation, seed)
+    tally = Tally()
+    encoded = encode(train, "train", tally), encode(held, "held", tally)
+    again = repeated(len(rows) - len(train) - len(held))
+    report("; ".join(filter(None, (said, again, tally.text))), fingerprint_of([*train, *held]))
+    return encoded

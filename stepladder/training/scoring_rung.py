@@ -16,11 +16,10 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.reward_folder import RewardInfo, save_scored
 from stepladder.sections.scoring import ScoringSection
-from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.epochs import MASTER, EpochState, Metrics, run_epochs
 from stepladder.training.rung import POLICY, Run, Rung, load_policy, policy_tensors
 
 CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
-MASTER, BEST = "master/", "best/"
 Row = TypeVar("Row")
 Update = Callable[[ScoredModel, MasterOptimizer, list[Row], float], Metrics]
 Validate = Callable[[ScoredModel, list[Row]], Metrics]
@@ -101,15 +100,13 @@ class ScoringRung(Rung):
             return save_scored(model, folder / self.name, info)
 
     def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "at_best": self.progress.at_best}
+        return self.progress.checkpoint()
 
     def tensors(self) -> dict[str, Tensor]:
         """The policy (an earlier rung may have trained it), then the copy's masters and moments."""
-        tensors = policy_tensors(self.run.bench.policy.model)
+        tensors = {**policy_tensors(self.run.bench.policy.model), **self.progress.tensors()}
         if self.optimizer is not None:
             tensors |= self.optimizer.tensors()
-            if not self.progress.at_best:  # else the masters are the best weights
-                tensors |= {f"{BEST}{name}": t for name, t in self.progress.best.items()}
         elif self.model is not None:  # trained, not yet exported
             tensors |= {f"{MASTER}{name}": p.detach() for name, p in self.model.trainable().items()}
         return tensors
@@ -117,9 +114,7 @@ class ScoringRung(Rung):
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         policy = {name: t for name, t in tensors.items() if name.startswith(POLICY)}
         load_policy(self.run.bench.policy.model, policy)
-        kept = MASTER if state["at_best"] else BEST
-        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
-        self.progress = EpochState.of(state, best)
+        self.progress = EpochState.of(state, tensors)
         if any(name.startswith(MASTER) for name in tensors):  # taken after training began
             model = self.scored()
             self.optimizer = MasterOptimizer(model.trainable(), max_grad_norm=self.settings.max_grad_norm)

@@ -109,19 +109,14 @@ class FittingRung(Rung):
         self.run.log(self.name, self.before + step, metrics)
 
     def state(self) -> dict[str, Any]:
-        return {**self.progress.plain(), "at_best": self.progress.at_best}
+        return self.progress.checkpoint()
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = super().tensors()
-        if not self.progress.at_best:  # else the masters are the best weights
-            tensors |= {f"best/{name}": t for name, t in self.progress.best.items()}
-        return tensors
+        return {**super().tensors(), **self.progress.tensors()}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.load_optimizer(tensors, self.run.bench.policy.model, self.settings.max_grad_norm)
-        kept = "master/" if state["at_best"] else "best/"
-        best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
-        self.progress = EpochState.of(state, best)
+        self.progress = EpochState.of(state, tensors)
 
 
 class SftRung(FittingRung):

@@ -10,13 +10,12 @@ from pathlib import Path
 from stepladder.data.budget import Dropped, Tally
 from stepladder.data.records import Steps
 from stepladder.data.samples import Encoder, StepSample, step_samples
-from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.policies.atomic import write_file
 from stepladder.sections.process_reward_model import ProcessRewardModelSection
 from stepladder.training.naming import naming
 from stepladder.training.ranking_data import budget_of
-from stepladder.training.scoring_files import Report, read_steps
+from stepladder.training.scoring_files import Report, read_steps, split_and_encode
 from stepladder.training.setup import Workbench
 from stepladder.training.step_labels import monte_carlo_steps
 from stepladder.types import Message
@@ -29,15 +28,11 @@ def step_data(
 ) -> tuple[list[StepSample], list[StepSample]]:
     """(training, validation) solutions with no prompt in common. Raises DataError where none is left."""
     rows, said = step_rows(bench, settings, folder, seed=seed)
-    train, held = split_by_content(rows, settings.validation, seed)
-    tally = Tally()
-    encoded = (
-        encode(bench.renderer, train, settings, "train", tally),
-        encode(bench.renderer, held, settings, "held", tally),
-    )
-    again = repeated(len(rows) - len(train) - len(held))
-    report("; ".join(filter(None, (said, again, tally.text))), fingerprint_of([*train, *held]))
-    return encoded
+
+    def encoded(some: Sequence[Steps], name: str, tally: Tally) -> list[StepSample]:
+        return encode(bench.renderer, some, settings, name, tally)
+
+    return split_and_encode(rows, said, settings.validation, seed, encoded, report)
 
 
 def step_rows(

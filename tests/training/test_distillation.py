@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import Crash, at_call, crash
 from safetensors.torch import load_file
 from spine import digit_recipe, gradients, lines, random_samples, tiny_policy
 from test_docs import documented
-from test_ladder import Crash, _at_call, _crash
 
 from stepladder.config import Recipe
 from stepladder.errors import ConfigError
@@ -212,7 +212,7 @@ def test_a_resumed_run_is_the_quiet_one(
     """Both kinds of steps; a checkpoint after every second."""
     calm = ladder.train(student(tmp_path, "calm", teacher, *MIXED), display=Display(quiet=True))
     with monkeypatch.context() as patch:
-        _at_call(patch, distillation, name, call, _crash, after=after)
+        at_call(patch, distillation, name, call, crash, after=after)
         with pytest.raises(Crash):
             ladder.train(student(tmp_path, "run", teacher, *MIXED), display=Display(quiet=True))
     path = ladder.resume(tmp_path / "run", display=Display(quiet=True))

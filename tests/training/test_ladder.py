@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interruptions import Crash, at_call, crash, interrupt
 from rich.console import Console
 from spine import assert_same, digit_recipe, lines, outcome
 
@@ -135,46 +133,6 @@ def test_what_a_kill_left_before_the_recipe_was_written_is_in_nobodys_way(
 # -- interruptions -----------------------------------------------------------------------------------------
 
 
-class Crash(Exception):
-    """What no code of ours catches."""
-
-
-def _at_call(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, act: Callable[[], None], *, after: bool
-) -> None:
-    """Do `act` before (or after) the given call of `owner.name`; the others pass through."""
-    honest, count = getattr(owner, name), 0
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == call and not after:
-            act()
-        result = honest(*args, **kwargs)
-        if count == call and after:
-            act()
-        return result
-
-    async def wrapped_async(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == call and not after:
-            act()
-            await asyncio.sleep(0)  # here a Ctrl-C is felt
-        result = await honest(*args, **kwargs)
-        if count == call and after:
-            act()
-            await asyncio.sleep(0)
-        return result
-
-    monkeypatch.setattr(owner, name, wrapped_async if inspect.iscoroutinefunction(honest) else wrapped)
-
-
-@pytest.fixture(autouse=True)
-def _a_checkpoint_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft, "CHECKPOINT_SECONDS", 0.0)
-
-
 PLACES = [
     pytest.param(ladder, "evaluate", 1, False, id="raw-evaluation"),
     pytest.param(sft, "sft_update", 3, True, id="inside-an-epoch"),
@@ -194,10 +152,6 @@ PLACES = [
 ]
 
 
-def _crash() -> None:
-    raise Crash
-
-
 @pytest.mark.parametrize(("owner", "name", "call", "after"), PLACES)
 def test_a_run_resumed_after_an_exception_is_the_quiet_run(
     tmp_path: Path,
@@ -209,7 +163,7 @@ def test_a_run_resumed_after_an_exception_is_the_quiet_run(
     after: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, owner, name, call, _crash, after=after)
+        at_call(patch, owner, name, call, crash, after=after)
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *FULL))
     resume(tmp_path / "run")
@@ -247,7 +201,7 @@ def test_other_kinds_of_runs_resume_as_well(
 ) -> None:
     calm = train(digit_recipe(tmp_path, "calm", *variant))
     with monkeypatch.context() as patch:
-        _at_call(patch, rl, "rl_update", 4, _crash, after=True)
+        at_call(patch, rl, "rl_update", 4, crash, after=True)
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *variant))
     resume(tmp_path / "run")
@@ -272,7 +226,7 @@ def test_either_signal_stops_a_run(
 ) -> None:
     """SIGTERM is what a scheduler sends before it takes the machine away."""
     with monkeypatch.context() as patch:
-        _at_call(patch, rl, "make_batch", 3, lambda: signal.raise_signal(number), after=False)
+        at_call(patch, rl, "make_batch", 3, lambda: signal.raise_signal(number), after=False)
         with pytest.raises(RunStopped, match="rl step 3"):
             train(digit_recipe(tmp_path, "run", *FULL))
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
@@ -314,7 +268,7 @@ def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
 ) -> None:
     """Nothing of the work up to the step that was under way is done again."""
     with monkeypatch.context() as patch:
-        _at_call(patch, owner, name, call, lambda: signal.raise_signal(signal.SIGINT), after=after)
+        at_call(patch, owner, name, call, interrupt, after=after)
         with pytest.raises(RunStopped, match=f"stopped by Ctrl-C (at )?{where}.*stepladder resume"):
             train(digit_recipe(tmp_path, "run", *FULL))
     before = len(lines(tmp_path / "run" / "metrics.jsonl"))
@@ -336,7 +290,7 @@ def _counting(honest: Any, seen: list[int]) -> Any:
 
 def test_ctrl_c_before_any_training(tmp_path: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, ladder, "evaluate", 1, lambda: signal.raise_signal(signal.SIGINT), after=True)
+        at_call(patch, ladder, "evaluate", 1, interrupt, after=True)
         with pytest.raises(RunStopped, match="before any training"):
             train(digit_recipe(tmp_path, "run", *FULL))
     resume(tmp_path / "run")
@@ -351,7 +305,7 @@ def test_a_second_ctrl_c_inside_an_update_saves_nothing_of_it(
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        _at_call(patch, rl, "rl_update", 3, twice, after=True)
+        at_call(patch, rl, "rl_update", 3, twice, after=True)
         with pytest.raises(RunStopped, match="second Ctrl-C; the newest checkpoint is kept"):
             train(digit_recipe(tmp_path, "run", *FULL))
     resume(tmp_path / "run")
@@ -381,7 +335,7 @@ def test_a_lost_reference_is_refused_instead_of_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, rl, "rollout", 4, _crash, after=False)
+        at_call(patch, rl, "rollout", 4, crash, after=False)
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *FULL))
     (tmp_path / "run" / "reference.safetensors").unlink()
@@ -409,7 +363,7 @@ def test_a_full_disk_is_one_message_and_costs_nothing(
     tmp_path: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int
 ) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, owner, name, call, _full, after=False)
+        at_call(patch, owner, name, call, _full, after=False)
         with pytest.raises(CheckpointError, match=r"(too full|make room|Make room)"):
             train(digit_recipe(tmp_path, "run", *FULL))
     assert CheckpointStore(tmp_path / "run" / "checkpoints").latest() is not None
@@ -418,8 +372,8 @@ def test_a_full_disk_is_one_message_and_costs_nothing(
 
 
 def test_a_report_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _at_call(monkeypatch, rl, "rollout", 2, _crash, after=False)
-    _at_call(monkeypatch, ladder, "write_reports", 1, _full, after=False)
+    at_call(monkeypatch, rl, "rollout", 2, crash, after=False)
+    at_call(monkeypatch, ladder, "write_reports", 1, _full, after=False)
     with pytest.raises(Crash):
         train(digit_recipe(tmp_path))
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from interruptions import Crash, at_call, crash
 from rich.console import Console
 from spine import DIGIT_SYMBOLS, SIZES, digit_recipe, lines, sample, tiny_policy
 
@@ -40,8 +41,6 @@ from stepladder.training.preference_step import Pair
 from stepladder.training.progress import Display
 from stepladder.training.reference_logprobs import FILE, ReferenceLog
 from stepladder.types import TrainingSample
-
-CRASHES = RuntimeError("killed here")
 
 
 @pytest.fixture(autouse=True)
@@ -187,22 +186,6 @@ def raw_lines(run: Path) -> list[dict[str, Any]]:
 # -- no interruption shows ----------------------------------------------------------------------------------
 
 
-def at_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool) -> None:
-    honest, count = getattr(owner, name), 0
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == call and not after:
-            raise CRASHES
-        result = honest(*args, **kwargs)
-        if count == call and after:
-            raise CRASHES
-        return result
-
-    monkeypatch.setattr(owner, name, wrapped)
-
-
 PLACES: list[Any] = [
     pytest.param(ReferenceLog, "_compute", 1, True, id="reference"),
     pytest.param(preference, "preference_update", 1, False, id="before-the-first-update"),
@@ -235,8 +218,8 @@ def test_a_killed_run_resumes_to_the_same_end(
 ) -> None:
     """Bit for bit, and without the user's cache."""
     with monkeypatch.context() as patch:
-        at_call(patch, owner, name, call, after=after)
-        with pytest.raises(RuntimeError, match="killed here"):
+        at_call(patch, owner, name, call, crash, after=after)
+        with pytest.raises(Crash):
             train(recipe(tmp_path))
     shutil.rmtree(own_cache / "reference", ignore_errors=True)
     resume(tmp_path / "run")
@@ -259,8 +242,8 @@ def test_other_kinds_resume_as_well(
     calm = train(recipe(tmp_path / "calm", "run", *short))
     with monkeypatch.context() as patch:
         update = "kto_update" if "preference.loss=kto" in variant else "preference_update"
-        at_call(patch, preference, update, 5, after=True)
-        with pytest.raises(RuntimeError, match="killed here"):
+        at_call(patch, preference, update, 5, crash, after=True)
+        with pytest.raises(Crash):
             train(recipe(tmp_path / "other", "run", *short))
     resume(tmp_path / "other" / "run")
     assert outcome(tmp_path / "other" / "run")[1] == outcome(calm)[1]
@@ -350,8 +333,8 @@ def test_fault_49_a_trained_policy_is_never_taken_for_the_reference(tmp_path: Pa
 def test_a_run_whose_data_changed_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe(tmp_path)
     with monkeypatch.context() as patch:
-        at_call(patch, preference, "preference_update", 5, after=True)
-        with pytest.raises(RuntimeError, match="killed here"):
+        at_call(patch, preference, "preference_update", 5, crash, after=True)
+        with pytest.raises(Crash):
             train(made)
     path = tmp_path / "pairs.jsonl"
     path.write_text(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interruptions import Crash, at_call, crash, interrupt
 from safetensors.torch import load_file
 from spine import digit_recipe, lines
-from test_ladder import Crash, _at_call, _crash
 
 from stepladder.config import Recipe
 from stepladder.data.datasets import read_dataset
@@ -173,7 +172,7 @@ def test_a_run_resumed_after_a_crash_is_the_quiet_run(
     after: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, owner, name, call, _crash, after=after)
+        at_call(patch, owner, name, call, crash, after=after)
         with pytest.raises(Crash):
             train(small(tmp_path, "run"))
     resume(tmp_path / "run")
@@ -198,7 +197,7 @@ def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
     after: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        _at_call(patch, owner, name, call, lambda: signal.raise_signal(signal.SIGINT), after=after)
+        at_call(patch, owner, name, call, interrupt, after=after)
         with pytest.raises(RunStopped, match="at rejection_sampling step"):
             train(small(tmp_path, "run"))
     resume(tmp_path / "run")
@@ -208,7 +207,7 @@ def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
 def test_a_restarted_rung_resumes_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calm = train(small(tmp_path, "calm", "rejection_sampling.restart=true"))
     with monkeypatch.context() as patch:
-        _at_call(patch, sft, "sft_update", 32, _crash, after=True)
+        at_call(patch, sft, "sft_update", 32, crash, after=True)
         with pytest.raises(Crash):
             train(small(tmp_path, "run", "rejection_sampling.restart=true"))
     resume(tmp_path / "run")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import Crash, at_call, crash
 from spine import assert_same, digit_recipe, gradients, lines, sample, tiny_policy
-from test_ladder import Crash, _at_call, _crash
 
 from stepladder.algorithms import ALGORITHMS
 from stepladder.errors import ConfigError
@@ -110,7 +110,7 @@ def test_a_run_replays_its_demonstrations_and_resumes(
     calm = ladder.train(recipe("calm"), display=Display(quiet=True))
     assert any("replay_loss" in m for m in lines(calm / "metrics.jsonl"))
     with monkeypatch.context() as patch:
-        _at_call(patch, rl, "rl_update", 5, _crash, after=True)
+        at_call(patch, rl, "rl_update", 5, crash, after=True)
         with pytest.raises(Crash):
             ladder.train(recipe("run"), display=Display(quiet=True))
     ladder.resume(tmp_path / "run", display=Display(quiet=True))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import random
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scoring_runs as runs
 import torch
+from interruptions import Crash, at_call, crash, interrupt
 from rich.console import Console
 from spine import sample, tiny_policy
 
@@ -209,32 +208,6 @@ def test_reliability_by_hand() -> None:
 # -- interruptions -----------------------------------------------------------------------------------------
 
 
-class Crash(Exception):
-    """What no code of ours catches."""
-
-
-def at_call(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, act: Callable[[], None]) -> None:
-    honest, count = getattr(owner, name), 0
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        result = honest(*args, **kwargs)
-        if count == call:
-            act()
-        return result
-
-    patch.setattr(owner, name, wrapped)
-
-
-def crash() -> None:
-    raise Crash
-
-
-def interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
 PLACES = [
     pytest.param(reward_model, "ranking_update", 3, id="inside-the-first-epoch"),
     pytest.param(reward_model, "ranking_update", 20, id="inside-a-later-epoch"),
@@ -251,7 +224,7 @@ def test_a_resumed_run_is_the_quiet_run(
 ) -> None:
     file = runs.write_pairs(tmp_path / "pairs.jsonl")
     with monkeypatch.context() as patch:
-        at_call(patch, owner, name, call, act)
+        at_call(patch, owner, name, call, act, after=True)
         with pytest.raises(Crash if act is crash else RunStopped):
             runs.train(runs.recipe(tmp_path, "run", "reward_model", file))
     runs.resume(tmp_path / "run")
@@ -276,7 +249,7 @@ def test_after_sft_it_begins_from_the_tuned_weights_and_resumes_so(
     calm = runs.train(runs.recipe(tmp_path, "calm", "reward_model", file, *extra))
     assert (calm / "final" / "model.safetensors").is_file()
     with monkeypatch.context() as patch:
-        at_call(patch, reward_model, "ranking_update", 2, interrupt)
+        at_call(patch, reward_model, "ranking_update", 2, interrupt, after=True)
         with pytest.raises(RunStopped, match="reward_model step 2"):
             runs.train(runs.recipe(tmp_path, "run", "reward_model", file, *extra))
     runs.resume(tmp_path / "run")

@@ -44,12 +44,21 @@ def recipe(out: Path, *overrides: str) -> Any:
         "evaluation.tasks=2",
         "rl.steps=4",
     )
-    return digit_recipe(out, "run", *few, "rl.warmup_steps=0", "run.exact=true", *overrides)
+    kept = ("run.exact=true", "run.checkpoint_every=1", "run.keep_checkpoints=9")
+    return digit_recipe(out, "run", *few, "rl.warmup_steps=0", *kept, *overrides)
 
 
 @pytest.fixture(autouse=True)
 def alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "Monitor", lambda alarms: Monitor([AtStepTwo()]))
+
+
+def back_to_step_two(folder: Path) -> None:
+    """Remove the checkpoints of the last two of the four RL steps."""
+    checkpoints = sorted((folder / "checkpoints").iterdir())
+    assert len(checkpoints) >= 4
+    for later in checkpoints[-2:]:
+        shutil.rmtree(later)
 
 
 def rates(folder: Path) -> list[float]:
@@ -86,11 +95,7 @@ def test_remedy_is_applied_once_and_kept_by_a_resumed_run(tmp_path: Path) -> Non
     assert [a["changed"] for a in rest] == [{}, {}]
     assert "rl.learning_rate: 0.003 -> 0.0015" in console.export_text()
     whole = (folder / "metrics.jsonl").read_text()
-    checkpoints = sorted((folder / "checkpoints").iterdir())
-    for later in checkpoints[2:]:  # back to the checkpoint of step 2, at which the remedy was applied
-        for file in later.iterdir():
-            file.unlink()
-        later.rmdir()
+    back_to_step_two(folder)  # at which the remedy was applied
     resume(folder, display=Display(quiet=True))
     assert rates(folder) == [3e-3, 3e-3, 1.5e-3, 1.5e-3]
     assert [a["evidence"]["seen"] for a in alarms(folder)] == [2.0, 3.0, 4.0]
@@ -100,8 +105,7 @@ def test_remedy_is_applied_once_and_kept_by_a_resumed_run(tmp_path: Path) -> Non
 def test_a_resumed_run_follows_its_edited_recipe_and_keeps_its_remedies(tmp_path: Path) -> None:
     """The checkpoint remembers what the remedy changed, not the recipe that it changed."""
     folder = train(recipe(tmp_path, "rl.on_alarm=remedy"), display=Display(quiet=True))
-    for later in sorted((folder / "checkpoints").iterdir())[2:]:  # back to step 2
-        shutil.rmtree(later)
+    back_to_step_two(folder)
     text = (folder / "recipe.toml").read_text()
     assert "\nsteps = 4\n" in text
     (folder / "recipe.toml").write_text(text.replace("\nsteps = 4\n", "\nsteps = 3\n"))
