@@ -61,12 +61,13 @@ def chunked_logprobs(
     c.
 
     At most `chunk` rows of logits exist at a time, in the forward and the backward pass; both outputs come
-    from one pass. Everything after the matrix product runs in float32 (float64 for float64 inputs),
-    autocast off. Gradients go to hidden, head_weight and bias as far as they require them; the entropy is
-    detached unless `differentiable_entropy`. Targets must lie in [0, V): give masked positions any valid
-    id. With a frozen head the gradient for hidden is prepared in the forward pass (it is linear in the
-    incoming number per token); with a trained head the logits are computed again in the backward pass. Once
-    differentiable."""
+    from one pass. The logits and what follows are float32 (float64 for float64 inputs), autocast off;
+    gradients of a half-precision head are products in its precision, as of any layer. Gradients go to
+    hidden, head_weight and bias as far as they require them; the entropy is detached unless
+    `differentiable_entropy`. Targets must lie in [0, V): give masked positions any valid id. Once
+    differentiable. What the backward pass needs is linear in the incoming number per token, so with a
+    frozen head it is prepared in the forward pass; with a trained one the slopes [N, V] are kept while they
+    are small, and computed again where they are not."""
     require_positive(temperature=temperature, chunk=chunk)
     if soft_cap is not None:
         require_positive(soft_cap=soft_cap)
@@ -92,42 +93,64 @@ def chunked_logprobs(
 
 
 _Settings = tuple[float, int, float | None, bool]
+AddRows = Callable[[Tensor | slice, Tensor], None]
+KEPT_BYTES = 64 * 2**20  # of slopes kept from forward to backward: 680 tokens of a vocabulary of 49k in bf16
+BLOCK_ROWS = 8192  # of a half-precision head in float32 at a time
 
 
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, buffer: Tensor | None
-) -> Tensor:
-    """z/T [rows, V] in the working dtype, written into `buffer` if there is one."""
-    if buffer is None:
-        z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    else:
-        z = torch.mm(hidden.to(weight.dtype), weight.t(), out=buffer[: len(hidden)])
-    if bias is not None:
-        z += bias.to(z.dtype)
+class _Room:
+    """Buffers for one chunk, used again for every chunk: fresh pages cost as much as a pass over them."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype, rows: int) -> None:
+        shape = (min(rows, len(hidden)), len(weight))
+        # CUDA multiplies halves with float32 results by itself; elsewhere the head is cast, block by block.
+        self.direct = hidden.device.type == "cuda" and hidden.dtype == weight.dtype != dtype
+        self.z = None if self.direct else torch.empty(shape, dtype=dtype, device=weight.device)
+        size = 0 if self.direct or weight.dtype == dtype else min(BLOCK_ROWS, len(weight))
+        self.block = torch.empty(size, weight.shape[1], dtype=dtype, device=weight.device)
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
+        """z/T [rows, V] in the working dtype."""
+        z = self._product(hidden, weight)
+        if bias is not None:
+            z += bias.to(z.dtype)
+        temperature, _, soft_cap, _ = settings
+        if soft_cap is not None:
+            z.div_(soft_cap).tanh_().mul_(soft_cap)
+        return z if temperature == 1.0 else z.div_(temperature)
+
+    def _product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if self.z is None:
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        z = self.z[: len(hidden)]
+        wide = hidden.to(z.dtype)
+        if not len(self.block):
+            return torch.mm(wide, weight.t(), out=z)
+        for start in range(0, len(weight), len(self.block)):
+            part = weight[start : start + len(self.block)]
+            block = self.block[: len(part)].copy_(part)
+            torch.mm(wide, block.t(), out=z[:, start : start + len(part)])
+        return z
+
+
+def _sums(z: Tensor) -> tuple[Tensor, Tensor]:
+    """(Σ_v e^z, Σ_v e^z·z) of every row, some columns at a time."""
+    total, along = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])
+    for part in torch.split(z, BLOCK_ROWS, dim=-1):
+        masses = part.exp()
+        total += masses.sum(-1)
+        along += torch.linalg.vecdot(masses, part)
+    return total, along
+
+
+def _slopes(z: Tensor, targets: Tensor, lse: Tensor, top: Tensor, settings: _Settings) -> Tensor:
+    """−T · d logp/d(h·Wᵀ + b) [rows, V], in place of z = capped logits / T − top."""
     temperature, _, soft_cap, _ = settings
-    if soft_cap is not None:
-        z.div_(soft_cap).tanh_().mul_(soft_cap)
-    return z if temperature == 1.0 else z.div_(temperature)
-
-
-def _buffer(count: int, settings: _Settings, head: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for one chunk of logits, used again for every chunk: fresh pages cost as much as a pass over
-    them."""
-    return torch.empty(min(settings[1], count), len(head), dtype=dtype, device=head.device)
-
-
-def _working_weight(hidden: Tensor, weight: Tensor) -> Tensor:
-    """CUDA multiplies half precision with float32 results by itself; elsewhere the head is cast once per
-    call."""
-    if hidden.device.type == "cuda" and hidden.dtype == weight.dtype:
-        return weight
-    return weight.to(torch.promote_types(hidden.dtype, torch.promote_types(weight.dtype, torch.float32)))
-
-
-def _expectation(masses: Tensor, total: Tensor, head: Tensor) -> Tensor:
-    if head.dtype == masses.dtype:
-        return (masses @ head) / total
-    return (masses / total).to(head.dtype) @ head
+    # d(c·tanh(u/c))/du = 1 − (z·T/c)²
+    cap_slope = None if soft_cap is None else 1 - ((z + top) * (temperature / soft_cap)) ** 2
+    p = z.sub_(lse.unsqueeze(-1) - top).exp_()
+    p.scatter_add_(-1, targets.unsqueeze(-1), p.new_full((len(p), 1), -1.0))
+    return p if cap_slope is None else p.mul_(cap_slope)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -135,38 +158,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
-        head = _working_weight(hidden, weight)
         dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
         count = len(targets)
         logprobs = torch.empty(count, dtype=dtype, device=hidden.device)
         entropy, lse = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        prepare = needs_hidden and not (needs_weight or needs_bias or settings[3] or settings[2])
-        slopes = torch.empty_like(hidden, dtype=dtype) if prepare else None
-        room = _buffer(count, settings, head, dtype) if head.dtype == dtype else None
-        masses = _buffer(count, settings, head, dtype)
+        room = _Room(hidden, weight, dtype, settings[1])
+        ahead = _prepared_how(ctx, hidden, weight, settings)
+        shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
+        prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, settings[1]):
                 rows = slice(start, start + settings[1])
-                z = _logits(hidden[rows], head, bias, settings, room)
+                z = room.logits(hidden[rows], weight, bias, settings)
                 top = z.amax(-1, keepdim=True)
-                z.sub_(top)
-                p = torch.exp(z, out=masses[: len(z)])
-                total = p.sum(-1)
+                total, along = _sums(z.sub_(top))
                 log_total = total.log()
                 lse[rows] = log_total + top.squeeze(-1)
                 logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - log_total
-                # H = ln Σe^z − Σ p·z, with p not yet divided by its total
-                entropy[rows] = log_total - torch.linalg.vecdot(p, z) / total
-                if slopes is not None:
-                    # ∂lp/∂h = (W[target] − Σ_v p_v·W_v) / T; masses are divided first where halves overflow
-                    expected = _expectation(p, total.unsqueeze(-1), head)
-                    slopes[rows] = (head[targets[rows]].to(dtype) - expected.to(dtype)) / settings[0]
-        ctx.settings = settings
-        ctx.prepared = prepare
-        saved = (slopes,) if prepare else (hidden, weight, bias, targets, lse, entropy)
-        ctx.save_for_backward(*saved)
-        ctx.input_dtypes = (hidden.dtype, weight.dtype)
+                entropy[rows] = log_total - along / total  # H = ln Σe^z − Σ p·z
+                if prepared is not None:
+                    slopes = _slopes(z, targets[rows], lse[rows], top, settings).to(weight.dtype)
+                    prepared[rows] = slopes if ahead == "kept" else slopes @ weight
+        ctx.settings, ctx.ahead, ctx.dtype = settings, ahead, dtype
+        ctx.add_rows = getattr(weight, "add_gradient_rows", None)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, prepared)
         if not settings[3]:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -174,45 +189,76 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.prepared:
-            (slopes,) = ctx.saved_tensors
-            grad = (slopes * grad_logprobs.unsqueeze(-1)).to(ctx.input_dtypes[0])
-            return grad, None, None, None, None
-        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        head = _working_weight(hidden, weight)
-        settings: _Settings = ctx.settings
-        chunk = settings[1]
-        room = _buffer(len(targets), settings, head, lse.dtype) if head.dtype == lse.dtype else None
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(weight[:, 0], dtype=lse.dtype) if needs_bias else None
+        hidden, weight, bias, _, _, _, prepared = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, len(targets), chunk):
-                rows = slice(start, start + chunk)
-                z = _logits(hidden[rows], head, bias, settings, room)
-                slope = _logit_slopes(
-                    z,
-                    targets[rows],
-                    lse[rows],
-                    entropy[rows],
-                    grad_logprobs[rows],
-                    grad_entropy[rows],
-                    settings,
-                )
-                if grad_hidden is not None:
-                    grad_hidden[rows] = (slope.to(head.dtype) @ head).to(hidden.dtype)
-                if grad_weight is not None:
-                    grad_weight.addmm_(slope.t(), hidden[rows].to(slope.dtype))
-                if grad_bias is not None:
-                    grad_bias += slope.sum(0)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-        )
+            if prepared is None:
+                return (*_gradients_anew(ctx, grad_logprobs, grad_entropy), None, None)
+            scale = (-grad_logprobs / ctx.settings[0]).unsqueeze(-1)
+            if ctx.ahead == "hidden":
+                return (prepared * scale).to(hidden.dtype), None, None, None, None
+            needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+            to_hidden = ((prepared @ weight) * scale).to(hidden.dtype) if needs_hidden else None
+            to_weight = None
+            if needs_weight:
+                to_weight = _weight_gradient(prepared, (hidden * scale).to(weight.dtype), ctx.add_rows)
+            to_bias = (scale.to(weight.dtype).t() @ prepared)[0].to(bias.dtype) if needs_bias else None
+        return to_hidden, to_weight, to_bias, None, None
+
+
+def _weight_gradient(slopes: Tensor, hidden: Tensor, add_rows: AddRows | None) -> Tensor | None:
+    """slopesᵀ · hidden [V, d]; None where it went to `add_rows`, some rows at a time."""
+    if add_rows is None:
+        return slopes.t() @ hidden
+    for start in range(0, slopes.shape[1], BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        add_rows(rows, slopes[:, rows].t() @ hidden)
+    return None
+
+
+def _handed_over(gradient: Tensor, weight: Tensor, add_rows: AddRows | None) -> Tensor | None:
+    if add_rows is None:
+        return gradient.to(weight.dtype)
+    add_rows(slice(None), gradient)
+    return None
+
+
+def _prepared_how(ctx: Any, hidden: Tensor, weight: Tensor, settings: _Settings) -> str:
+    """What the forward pass prepares: "hidden" (its gradient), "kept" (the slopes), or "nothing"."""
+    needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    if settings[3] or not (needs_hidden or needs_weight or needs_bias):
+        return "nothing"
+    if not (needs_weight or needs_bias):
+        return "hidden"
+    return "kept" if len(hidden) * len(weight) * weight.element_size() <= KEPT_BYTES else "nothing"
+
+
+def _gradients_anew(
+    ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients for hidden, weight and bias, from logits computed a second time."""
+    hidden, weight, bias, targets, lse, entropy, _ = ctx.saved_tensors
+    needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    settings: _Settings = ctx.settings
+    room = _Room(hidden, weight, ctx.dtype, settings[1])
+    to_hidden = torch.empty_like(hidden) if needs_hidden else None
+    to_weight = torch.zeros_like(weight, dtype=ctx.dtype) if needs_weight else None
+    to_bias = torch.zeros_like(weight[:, 0], dtype=ctx.dtype) if needs_bias else None
+    for start in range(0, len(targets), settings[1]):
+        rows = slice(start, start + settings[1])
+        z = room.logits(hidden[rows], weight, bias, settings)
+        wanted = (targets[rows], lse[rows], entropy[rows], grad_logprobs[rows], grad_entropy[rows])
+        slope = _logit_slopes(z, *wanted, settings)
+        if to_hidden is not None:
+            to_hidden[rows] = (slope.to(weight.dtype) @ weight).to(hidden.dtype)
+        if to_weight is not None:
+            to_weight.addmm_(slope.t(), hidden[rows].to(slope.dtype))
+        if to_bias is not None:
+            to_bias += slope.sum(0)
+    return (
+        to_hidden,
+        None if to_weight is None else _handed_over(to_weight, weight, ctx.add_rows),
+        None if to_bias is None else to_bias.to(bias.dtype),
+    )
 
 
 def _logit_slopes(

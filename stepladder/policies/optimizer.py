@@ -6,7 +6,7 @@ rounded copy follows once the steps add up. Gradients of micro-batches are summe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,20 @@ class MasterOptimizer:
         self.max_grad_norm = max_grad_norm
         self.masters: dict[str, Tensor] = {}
         self._hooks = []
+        rounded = {name: p for name, p in self.parameters.items() if p.dtype != torch.float32}
+        copies, self._sums = (
+            _room(rounded),
+            _room(rounded),
+        )  # gradients are summed in the same place each step
         for name, p in self.parameters.items():
-            if p.dtype == torch.float32:
+            if name not in rounded:
                 self.masters[name] = p
-            else:
-                self.masters[name] = p.detach().float().clone()
-                hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+                continue
+            self.masters[name] = copies[name].copy_(p.detach())
+            hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+            p.add_gradient_rows = self._row_adder(name)  # type: ignore[attr-defined]
+        self._moments = _room(self.parameters), _room(self.parameters)
         self.adam = torch.optim.AdamW(
             list(self.masters.values()), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True
         )
@@ -50,6 +57,9 @@ class MasterOptimizer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        for p in self.parameters.values():
+            if hasattr(p, "add_gradient_rows"):
+                del p.add_gradient_rows
 
     def _collector(self, name: str):  # type: ignore[no-untyped-def]
         master = self.masters[name]
@@ -57,13 +67,28 @@ class MasterOptimizer:
         def collect(p: Tensor) -> None:
             if p.grad is None:
                 return
-            if master.grad is None:
-                master.grad = p.grad.float()
-            else:
+            if master.grad is not None:
                 master.grad.add_(p.grad)
+            else:
+                master.grad = self._sums[name].copy_(p.grad)
             p.grad = None
 
         return collect
+
+    def _row_adder(self, name: str) -> Callable[[Tensor | slice, Tensor], None]:
+        """For layers that know some rows of a weight's gradient at a time: the whole of it, of an embedding
+        the largest tensor of a step, is then never made besides the sum."""
+        master = self.masters[name]
+
+        def add(rows: Tensor | slice, values: Tensor) -> None:
+            if master.grad is None:
+                master.grad = self._sums[name].zero_()
+            if isinstance(rows, slice):
+                master.grad[rows].add_(values)
+            else:
+                master.grad.index_add_(0, rows, values.to(master.dtype))
+
+        return add
 
     def step(self, lr: float) -> float:
         """One update at learning rate `lr`; clears the gradients."""
@@ -76,6 +101,10 @@ class MasterOptimizer:
             )
         for group in self.adam.param_groups:
             group["lr"] = lr
+        for name, master in self.masters.items():
+            if master.grad is not None and not self.adam.state.get(master):
+                first, second = (moments[name].zero_() for moments in self._moments)
+                self._set_state(master, torch.zeros((), device=master.device), first, second)
         self.adam.step()
         with torch.no_grad():
             for name, p in self.parameters.items():
@@ -87,6 +116,9 @@ class MasterOptimizer:
     def clear(self) -> None:
         for master in self.masters.values():
             master.grad = None
+
+    def _set_state(self, master: Tensor, step: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        self.adam.state[master] = {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
 
     # -- state, as plain tensors for safetensors ------------------------------------------------------
 
@@ -114,14 +146,24 @@ class MasterOptimizer:
                 )
             master.copy_(saved)
             if f"exp_avg/{name}" in tensors:
-                self.adam.state[master] = {
-                    "step": tensors[f"step/{name}"].clone().reshape(()),
-                    "exp_avg": tensors[f"exp_avg/{name}"].clone(),
-                    "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].clone(),
-                }
+                first = self._moments[0][name].copy_(tensors[f"exp_avg/{name}"])
+                second = self._moments[1][name].copy_(tensors[f"exp_avg_sq/{name}"])
+                self._set_state(master, tensors[f"step/{name}"].clone().reshape(()), first, second)
             p = self.parameters[name]
             if p is not master:
                 p.copy_(master)
+
+
+def _room(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Uninitialised float32 tensors in the shapes of `parameters`, all in one piece of memory a device: what
+    lives as long as the run shall not lie between what comes and goes with each step, and waste the gaps."""
+    out: dict[str, Tensor] = {}
+    for device in {p.device for p in parameters.values()}:
+        here = {name: p for name, p in parameters.items() if p.device == device}
+        flat = torch.empty(sum(p.numel() for p in here.values()), dtype=torch.float32, device=device)
+        parts = torch.split(flat, [p.numel() for p in here.values()])
+        out |= {name: part.view(p.shape) for (name, p), part in zip(here.items(), parts, strict=True)}
+    return out
 
 
 def warmup_then_constant(step: int, *, peak: float, warmup: int) -> float:

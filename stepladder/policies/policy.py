@@ -20,6 +20,7 @@ from stepladder.data.batching import PackedBatch, pack
 from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
+from stepladder.policies.lean import lean_layers
 from stepladder.policies.pretrained import zero_dropout
 from stepladder.types import TrainingSample
 
@@ -58,6 +59,7 @@ class Policy:
         self.lm.set_attn_implementation(NAME)
         self.lm.eval()
         zero_dropout(self.lm)  # ratio 1 needs one function for behaviour and current log-probabilities
+        lean_layers(self.lm)
         self.mode: Mode = mode or self._probe()
 
     @property

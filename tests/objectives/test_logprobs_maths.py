@@ -2,14 +2,22 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from maths_helpers import f64, flags, idx
 from torch import Tensor
 
+from stepladder.objectives import logprobs as module
 from stepladder.objectives.logprobs import chunked_logprobs, full_logprobs, next_token_targets
 
-quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+kept_or_not = pytest.mark.parametrize("kept_bytes", [0, module.KEPT_BYTES])
+quick = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 def inputs(
@@ -30,6 +38,7 @@ def plain(
     return logp.gather(1, targets.unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
 
 
+@kept_or_not
 @quick
 @given(
     seed=st.integers(0, 10**6),
@@ -39,8 +48,15 @@ def plain(
     with_entropy=st.booleans(),
 )
 def test_equal_to_the_plain_form(
-    seed: int, chunk: int, temperature: float, cap: float | None, with_entropy: bool
+    monkeypatch: pytest.MonkeyPatch,
+    kept_bytes: int,
+    seed: int,
+    chunk: int,
+    temperature: float,
+    cap: float | None,
+    with_entropy: bool,
 ) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
     hidden, head, bias, targets = inputs(seed)
     weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     lp, entropy = chunked_logprobs(
@@ -77,9 +93,13 @@ def test_a_frozen_head_gives_the_same_gradient(seed: int, chunk: int, temperatur
     assert torch.allclose(slope, torch.autograd.grad((weights * trained).sum(), hidden)[0])
 
 
+@kept_or_not
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_gradcheck(cap: float | None, with_entropy: bool) -> None:
+def test_gradcheck(
+    monkeypatch: pytest.MonkeyPatch, kept_bytes: int, cap: float | None, with_entropy: bool
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
     hidden, head, bias, targets = inputs(0, count=3, width=2, vocabulary=4)
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -100,8 +120,13 @@ def test_gradcheck(cap: float | None, with_entropy: bool) -> None:
     assert torch.autograd.gradcheck(lambda h: outputs(h, *frozen), (hidden,))
 
 
+@kept_or_not
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_inputs_are_worked_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_inputs_are_worked_in_float32(
+    monkeypatch: pytest.MonkeyPatch, kept_bytes: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 7)  # of 40: the last block is smaller
     torch.manual_seed(0)
     hidden, head = (
         torch.randn(5, 16).to(dtype).requires_grad_(),
@@ -118,6 +143,9 @@ def test_half_precision_inputs_are_worked_in_float32(dtype: torch.dtype) -> None
     for slope, expected in zip(slopes, exact_slopes, strict=True):
         assert slope.dtype == dtype
         assert torch.allclose(slope.double(), expected.double(), atol=0.05)
+    frozen, _ = chunked_logprobs(hidden, head.detach(), targets, chunk=2)
+    slope = torch.autograd.grad(frozen.sum(), hidden)[0]
+    assert torch.allclose(slope.double(), exact_slopes[0].double(), atol=0.05)
 
 
 def test_autocast_does_not_reach_inside() -> None:
@@ -139,8 +167,20 @@ def test_only_what_requires_a_gradient_gets_one() -> None:
     assert not nothing.requires_grad
 
 
-def test_no_tensor_of_the_size_of_all_logits_is_kept_or_made() -> None:
-    """Every tensor autograd saves, and every one made on the way, stays far below N·V elements."""
+def test_no_tensor_of_the_size_of_all_logits_is_kept_or_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor autograd saves, and every one made on the way, stays far below N·V elements once the
+    slopes of all tokens are more than KEPT_BYTES."""
+    count, vocabulary, chunk = 64, 100, 4
+    monkeypatch.setattr(module, "KEPT_BYTES", count * vocabulary * 8 - 1)
+    largest, saved = sizes(count, vocabulary, chunk)
+    assert 0 < largest <= max(chunk * vocabulary, count * 5, vocabulary * 5)
+    assert saved <= max(count * 5, vocabulary * 5)
+    monkeypatch.setattr(module, "KEPT_BYTES", count * vocabulary * 8)
+    assert sizes(count, vocabulary, chunk) == (count * vocabulary, count * vocabulary)
+
+
+def sizes(count: int, vocabulary: int, chunk: int) -> tuple[int, int]:
+    """(elements of the largest tensor made, of the largest one saved for the backward pass)."""
     largest = 0
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -151,7 +191,6 @@ def test_no_tensor_of_the_size_of_all_logits_is_kept_or_made() -> None:
                 largest = max(largest, out.numel())
             return out
 
-    count, vocabulary, chunk = 64, 100, 4
     hidden, head, _, targets = inputs(2, count=count, vocabulary=vocabulary)
     saved = []
     with (
@@ -160,8 +199,7 @@ def test_no_tensor_of_the_size_of_all_logits_is_kept_or_made() -> None:
     ):
         lp, _ = chunked_logprobs(hidden, head, targets, chunk=chunk)
         lp.sum().backward()
-    assert 0 < largest <= max(chunk * vocabulary, count * 5, vocabulary * 5)
-    assert max(saved) <= max(count * 5, vocabulary * 5)
+    return largest, max(saved)
 
 
 def test_full_logprobs_by_hand() -> None:
