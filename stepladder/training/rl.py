@@ -84,6 +84,9 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                 began = time.monotonic()
                 parts.settings = watch.settings
                 collected = collect(parts)
+                if not collected.played:
+                    log.info("RL ends after %d steps: the tasks of all epochs are played", state.step)
+                    break
                 sampled_at = time.monotonic()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
@@ -95,8 +98,7 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                     bench.sync()
                     metrics |= watch.synced(metrics)
                     remember(parts, groups, metrics)
-                    if parts.stream is not None:
-                        bench.runner.call(parts.stream.advance)
+                    metrics |= account(parts, groups, batch)
                     done = time.monotonic()
                     state.seconds += done - began
                     metrics |= {
@@ -259,6 +261,27 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
     if every and state.step % every == 0:
         state.reference_step = state.step
         parts.on_refresh(state.step)
+
+
+def account(parts: RlParts, groups: Sequence[Group], batch: RlBatch) -> Metrics:
+    """Where every task drawn so far is: trained on, discarded, or begun and still to come.
+
+    The step is over: a stream begins others from here on.
+    """
+    state, stream = parts.state, parts.stream
+    trained = len({sample.group_id for sample in batch.samples})
+    state.tasks_trained += trained
+    state.tasks_discarded += len(groups) - trained
+    waiting = 0
+    if stream is not None:
+        parts.bench.runner.call(stream.advance)
+        waiting = len(parts.bench.runner.call(stream.outstanding))
+    return {
+        "tasks_drawn": float(parts.sampler.drawn),
+        "tasks_trained": float(state.tasks_trained),
+        "tasks_discarded": float(state.tasks_discarded),
+        "tasks_waiting": float(waiting),
+    }
 
 
 def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:

@@ -36,8 +36,8 @@ def open_stream(
     `max_turns` is asked at the start of each group, since the horizon may grow.
     """
 
-    def draw() -> tuple[str, Task]:
-        return sampler.next(1)[0]
+    def draw() -> tuple[str, Task] | None:
+        return next(iter(sampler.next(1)), None)
 
     async def play(group_id: str, task: Task, order: int) -> Group:
         return await play_group(
