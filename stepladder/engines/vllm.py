@@ -17,6 +17,7 @@ from types import TracebackType
 
 import torch
 
+from stepladder.deadlines import cancelled_from_outside
 from stepladder.engines.request import Stats
 from stepladder.engines.vllm_control import Control
 from stepladder.engines.vllm_flight import Flights
@@ -235,7 +236,7 @@ class VllmSession:
         try:
             return await self._task
         except asyncio.CancelledError:
-            if self._closed and not _cancelled_from_outside():
+            if self._closed and not cancelled_from_outside():
                 raise EngineError(f"session {self.key!r} was closed while generating") from None
             raise
         finally:
@@ -255,11 +256,6 @@ class VllmSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _runs(parts: Sequence[tuple[int, int]]) -> Versions:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stepladder.errors import EnvironmentFault, NothingToLearn
+from stepladder.errors import EngineError, EnvironmentFault, NothingToLearn
 from stepladder.evaluation import solved
 from stepladder.objectives.corrections import Correction
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
@@ -327,9 +327,14 @@ def refuse_dead_world(groups: Sequence[Group]) -> None:
     failures = [t.failure for t in played if t.failure is not None]
     if failures and len(failures) == len(played):
         first = failures[0]
-        raise EnvironmentFault(
+        what = (
             f"all {len(played)} episodes of this step failed; the first at the {first.boundary}: "
-            f"{first.message}. Nothing was trained on them; run `stepladder check-env` on the environment"
+            f"{first.message}\nNothing was trained on them; "
+        )
+        if first.boundary == "engine":
+            raise EngineError(what + "once it serves again, `stepladder resume` plays their tasks anew")
+        raise EnvironmentFault(
+            what + "run `stepladder check-env` on the environment; `stepladder resume` plays their tasks anew"
         )
 
 

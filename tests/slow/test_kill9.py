@@ -53,8 +53,8 @@ def test_twenty_kills_leave_no_trace(
     assert child.returncode == 0, err
     starting, work = first - began, time.monotonic() - first
     report = [
-        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {starting:.0f} s until the first "
-        f"line on the screen, {work:.0f} s from there to the end"
+        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {starting:.0f} s until the "
+        f"first line on the screen, {work:.0f} s from there to the end"
     ]
 
     rng = random.Random(0)

@@ -24,7 +24,7 @@ SETTINGS = (
     "rl.steps=1000",
     "rl.tasks_per_step=6",
     "rl.updates_per_batch=4",
-    "environment.name=tests/training/test_streaming.py:Uneven",
+    "environment.name=tests/training/fault_worlds.py:Uneven",
     f"environment.options={{ train = {TASKS} }}",
     "evaluation.raw=0",
 )
@@ -98,8 +98,8 @@ def account(run: Path) -> str:
     end = {name: steps[-1][f"tasks_{name}"] for name in ("drawn", "trained", "discarded", "waiting")}
     assert end == {"drawn": TASKS, "trained": TASKS, "discarded": 0, "waiting": 0}
     return (
-        f"{len(steps)} steps, of {TASKS} tasks {end['drawn']:.0f} drawn, {end['trained']:.0f} trained on (each "
-        f"once), {end['discarded']:.0f} discarded, {end['waiting']:.0f} waiting; oldest token "
+        f"{len(steps)} steps, of {TASKS} tasks {end['drawn']:.0f} drawn, {end['trained']:.0f} trained on "
+        f"(each once), {end['discarded']:.0f} discarded, {end['waiting']:.0f} waiting; oldest token "
         f"{max(m['version_lag_max'] for m in steps):.0f} updates"
     )
 
