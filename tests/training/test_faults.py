@@ -1,4 +1,4 @@
-"""Parts of a run that die, hang or end, in both loops: it ends within seconds with the cause, or it is data."""
+"""Parts of a run die, hang or end, in both loops: it ends within seconds with the cause, or it is data."""
 
 from __future__ import annotations
 
@@ -222,9 +222,12 @@ def test_a_call_that_hangs_is_data_after_its_deadline(tmp_path: Path, staleness:
 @both
 def test_ctrl_c_does_not_wait_for_what_hangs(tmp_path: Path, staleness: int) -> None:
     hung = tmp_path / "hung"
-    with _once(hung.exists, lambda: signal.raise_signal(signal.SIGINT)), within(45):
-        with pytest.raises(RunStopped, match=r"stopped by Ctrl-C.*stepladder resume"):
-            train(tmp_path, "Hanging", staleness, f"environment.options={{ flag = '{hung}' }}")
+    with (
+        _once(hung.exists, lambda: signal.raise_signal(signal.SIGINT)),
+        within(45),
+        pytest.raises(RunStopped, match=r"stopped by Ctrl-C.*stepladder resume"),
+    ):
+        train(tmp_path, "Hanging", staleness, f"environment.options={{ flag = '{hung}' }}")
 
 
 @contextmanager
