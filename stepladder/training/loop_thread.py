@@ -51,7 +51,8 @@ class LoopThread:
                 concurrent.futures.wait([future], timeout=0.5)
             return future.result()
         except asyncio.CancelledError:
-            raise RuntimeError(f"{SOMEBODY} cancelled {work.__qualname__}() of this run") from None
+            name = getattr(work, "__qualname__", "the work")
+            raise RuntimeError(f"{SOMEBODY} cancelled {name}() of this run") from None
         except BaseException:
             if not future.done():
                 self._cancel(future)
