@@ -33,6 +33,7 @@ from stepladder.types import Sampling, Turn
 PYTHON = os.environ.get("STEPLADDER_VLLM_PYTHON", "")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         not PYTHON, reason="STEPLADDER_VLLM_PYTHON names no environment with vllm (bench/make_vllm_env.sh)"
     ),
