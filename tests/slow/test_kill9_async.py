@@ -61,7 +61,7 @@ def test_twenty_kills_lose_no_task_and_train_on_none_twice(
             delay, since = rng.uniform(0, starting), "the start of the process"
         else:  # anywhere in its work
             child.stdout.readline()
-            delay, since = rng.uniform(0, work / 5), "its first line"
+            delay, since = rng.uniform(0, work / 10), "its first line"
         try:
             child.wait(timeout=delay)
         except subprocess.TimeoutExpired:
