@@ -45,7 +45,7 @@ class VllmEngine:
             against: at the start, and after each sync.
         dtype: what the server computes in; decides how near the two must be.
         deadline: seconds without a word from the server before a request is given up.
-        folder: where weights are written for the server; by default a temporary folder of this machine.
+        folder: where weights are written for the server; by default its own folder, or a temporary one.
 
     Raises:
         EngineError: the server does not sample from the policy, or does not say so truly (`Handshake`).
@@ -74,6 +74,8 @@ class VllmEngine:
         self._probe = shake.ids
         # Kernels differ by about as much as at the start; weights that did not arrive differ by far more.
         self._nearest = max(4 * self.mismatch, 1e-3 if dtype == torch.float32 else 0.05)
+        if folder is None and control.server is not None:
+            folder = control.server.folder  # goes with the server, also when this process is killed
         self._home = Path(tempfile.mkdtemp(prefix="stepladder-weights-", dir=folder))
         self._folders: list[Path] = []
         self._flights = Flights(deadline)

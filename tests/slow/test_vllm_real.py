@@ -42,6 +42,7 @@ SECTION = (
     "engine.kind=vllm",
     f"engine.python={PYTHON}",
     "engine.options={enforce_eager=true, max_num_seqs=64}",
+    "engine.start_seconds=900",
     "run.exact=false",
 )
 
@@ -101,9 +102,11 @@ def _old(folder: Path, engine: object) -> None:
 
 # -- while the policy is trained -----------------------------------------------------------------------------
 
+# vLLM computes attention for some sizes of head only; the smallest model of the other tests has another.
+DIGIT = (*SECTION, 'model.options={ symbols = ["?", "S", "0", "1", "2", "3", "4"] }')
 # An untrained model that rambles to its limit, so that every sync cuts generations.
 AHEAD = (
-    *SECTION,
+    *DIGIT,
     "rl.max_staleness=2",
     "rl.steps=8",
     "rl.tasks_per_step=4",
@@ -184,7 +187,7 @@ def test_a_killed_server_ends_the_run_in_seconds_and_a_resumed_run_loses_nothing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, staleness: int, victim: str
 ) -> None:
     few = ("rl.steps=6", "evaluation.raw=0", "evaluation.tasks=2", "run.checkpoint_every=1")
-    recipe = digit_recipe(tmp_path, "run", *SECTION, *few, f"rl.max_staleness={staleness}")
+    recipe = digit_recipe(tmp_path, "run", *DIGIT, *few, f"rl.max_staleness={staleness}")
     run, killed_at = tmp_path / "run", [0.0]
     made: list[Any] = []
 
