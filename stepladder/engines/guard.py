@@ -4,7 +4,8 @@
 
 Standard input is a pipe whose other end the asking process holds and never writes to. It closes when that
 process closes it or dies in any way, kill -9 included: end-of-file here means "nobody needs the server any
-more", and the folder (its model, its socket, its log) goes with it. Started in a session of its own, so that one signal reaches everything. Standard library only.
+more", and the folder (its model, its socket, its log) goes with it. Started in a session of its own, so that
+one signal reaches everything. Standard library only.
 """
 
 from __future__ import annotations
