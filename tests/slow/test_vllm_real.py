@@ -116,7 +116,8 @@ AHEAD = (
     "rollout.max_context=64",
     "sft.epochs=1",
     "sft.demonstrations=32",
-    "sft.learning_rate=1e-4",
+    "sft.learning_rate=1e-6",
+    "environment.name=tests/training/fault_worlds.py:Talking",
     "evaluation.raw=0",
     "evaluation.tasks=2",
     "run.checkpoint_every=1",
@@ -125,9 +126,10 @@ AHEAD = (
 
 
 def test_syncs_cut_generations_under_way_and_every_token_is_of_its_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each log-probability against the weights of the version it carries, read back from the checkpoints."""
+    monkeypatch.chdir(Path(__file__).parents[2])
     recipe = digit_recipe(tmp_path, "run", *AHEAD)
     run = train(recipe, display=Display(quiet=True))
     policies = by_version(run, recipe)

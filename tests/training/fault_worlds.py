@@ -97,6 +97,18 @@ class Hanger(UnevenEpisode):
         return super().step(message)
 
 
+class Talking(Uneven):
+    """The longer the answer, the better."""
+
+    def make(self) -> HiddenDigitEnvironment:
+        return Talker(self)
+
+
+class Talker(UnevenEpisode):
+    async def step(self, message: Message) -> Step:
+        return Step(reward=len(str(message.content)) / 10, terminated=True)
+
+
 class Served(Uneven):
     """Reset and each step ask the service at `url`."""
 
