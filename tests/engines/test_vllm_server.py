@@ -143,6 +143,16 @@ def test_a_server_that_dies_while_generating_is_named_with_its_log() -> None:
             runner.run(engine.close())
 
 
+def test_a_server_whose_core_died_says_what_its_log_says() -> None:
+    """The process that answers lives on for a while, and knows no more than "see above"."""
+    server, control = started(fault="core died")
+    try:
+        with pytest.raises(EngineError, match=r"(?s)answered 500 to /collective_rpc.*The end of its log"):
+            control.reload(server.model)
+    finally:
+        control.kill()
+
+
 def test_last_words_begin_with_the_first_cause() -> None:
     """vLLM's processes die one of the other; the end of the log is about the last of them."""
     server, control = started()
