@@ -55,6 +55,16 @@ class CalledExit(RuntimeError):
     """Foreign code called sys.exit(); that ends its own call, not ours."""
 
 
+class CancelledItself(RuntimeError):
+    """Foreign code ended by CancelledError although nobody cancelled it: a failure of that call."""
+
+
+def cancelled_from_outside() -> bool:
+    """Has the running task been asked to stop? Otherwise a CancelledError in it is somebody's own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def call_bounded(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -67,8 +77,24 @@ async def call_bounded(
 
     `inline` calls it directly, with no thread, no task and no deadline: for code that is fast and never
     waits, or that bounds its own waiting.
+
+    Raises CalledExit and CancelledItself where the function tries to end more than its own call.
     """
-    kwargs = kwargs or {}
+    try:
+        return await _call(function, args, kwargs or {}, deadline, inline)
+    except asyncio.CancelledError:
+        if cancelled_from_outside():
+            raise
+        raise CancelledItself("was cancelled from within (a CancelledError that nobody asked for)") from None
+
+
+async def _call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    deadline: float,
+    inline: bool,
+) -> Any:
     if inline:
         try:
             result = function(*args, **kwargs)

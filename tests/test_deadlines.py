@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from stepladder.deadlines import CalledExit, DeadlinePassed, _Threads, call_bounded, guarded
+from stepladder.deadlines import (
+    CalledExit,
+    CancelledItself,
+    DeadlinePassed,
+    _Threads,
+    call_bounded,
+    guarded,
+)
 from stepladder.errors import EnvironmentFault, RewardError, ToolError
 
 
@@ -221,3 +228,29 @@ def test_a_hung_to_thread_keeps_neither_the_interpreter_nor_the_others():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=True
     )
     assert (done.stdout, done.stderr) == ("quick\n{'DeadlinePassed'}\n", "")
+
+
+def test_a_call_that_cancels_itself_is_a_failure_of_that_call():
+    """Passed on, it would look as if the episode's job had been cancelled: its group would never come."""
+
+    def plain():
+        raise asyncio.CancelledError
+
+    async def waits():
+        raise asyncio.CancelledError
+
+    async def ends_its_task():
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    async def main():
+        for function in (plain, waits, ends_its_task):
+            with pytest.raises(CancelledItself, match="cancelled from within"):
+                await call_bounded(function, deadline=5)
+        for function in (plain, waits):
+            with pytest.raises(CancelledItself, match="cancelled from within"):
+                await call_bounded(function, deadline=5, inline=True)
+        with pytest.raises(EnvironmentFault, match=r"step\(\) of Shop raised CancelledItself"):
+            await guarded(waits, (), {}, "step() of Shop", deadline=5)
+
+    asyncio.run(main())

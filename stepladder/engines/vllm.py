@@ -17,6 +17,7 @@ from types import TracebackType
 
 import torch
 
+from stepladder.deadlines import cancelled_from_outside
 from stepladder.engines.request import Stats
 from stepladder.engines.vllm_control import Control
 from stepladder.engines.vllm_flight import Flights
@@ -44,7 +45,7 @@ class VllmEngine:
             against: at the start, and after each sync.
         dtype: what the server computes in; decides how near the two must be.
         deadline: seconds without a word from the server before a request is given up.
-        folder: where weights are written for the server; by default a temporary folder of this machine.
+        folder: where weights are written for the server; by default its own folder, or a temporary one.
 
     Raises:
         EngineError: the server does not sample from the policy, or does not say so truly (`Handshake`).
@@ -73,6 +74,8 @@ class VllmEngine:
         self._probe = shake.ids
         # Kernels differ by about as much as at the start; weights that did not arrive differ by far more.
         self._nearest = max(4 * self.mismatch, 1e-3 if dtype == torch.float32 else 0.05)
+        if folder is None and control.server is not None:
+            folder = control.server.folder  # goes with the server, also when this process is killed
         self._home = Path(tempfile.mkdtemp(prefix="stepladder-weights-", dir=folder))
         self._folders: list[Path] = []
         self._flights = Flights(deadline)
@@ -235,7 +238,7 @@ class VllmSession:
         try:
             return await self._task
         except asyncio.CancelledError:
-            if self._closed and not _cancelled_from_outside():
+            if self._closed and not cancelled_from_outside():
                 raise EngineError(f"session {self.key!r} was closed while generating") from None
             raise
         finally:
@@ -255,11 +258,6 @@ class VllmSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _runs(parts: Sequence[tuple[int, int]]) -> Versions:

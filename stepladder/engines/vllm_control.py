@@ -74,7 +74,7 @@ class Control:
             async with self._async_client().stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise EngineError(_refusal("/v1/completions", response))
+                    raise self._refused("/v1/completions", response)
                 async for line in response.aiter_lines():
                     yield self._whole(line)
         except httpx.HTTPError as error:
@@ -94,7 +94,7 @@ class Control:
             with self._client.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise EngineError(_refusal("/v1/completions", response))
+                    raise self._refused("/v1/completions", response)
                 for line in response.iter_lines():
                     draw.feed(self._whole(line))
         except httpx.HTTPError as error:
@@ -181,7 +181,7 @@ class Control:
         except httpx.HTTPError as error:
             raise self._lost(error) from error
         if response.status_code != 200:
-            raise EngineError(_refusal(path, response))
+            raise self._refused(path, response)
         return response.json() if response.content else None
 
     def _whole(self, line: str) -> str:
@@ -195,6 +195,15 @@ class Control:
         if self.server is not None and not self.server.alive:
             raise EngineError(f"the vLLM server died. {self.server.last_words()}")
 
+    def _refused(self, path: str, response: Any) -> EngineError:
+        """What the server said, and where it failed itself, what its log says."""
+        text = f"the vLLM server answered {response.status_code} to {path}: {response.text[:500]}"
+        if response.status_code == 404 and path.strip("/") in _RELOAD:
+            text += ". These routes are there when the server was started with VLLM_SERVER_DEV_MODE=1"
+        if response.status_code >= 500 and self.server is not None:
+            text += f". {self.server.last_words()}"
+        return EngineError(text)
+
     def _lost(self, error: Exception) -> EngineError:
         """Why there is no answer, as far as it can be known."""
         what = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -203,13 +212,6 @@ class Control:
         if self.server.alive:
             return EngineError(f"the vLLM server lives but did not answer ({what})")
         return EngineError(f"the vLLM server died ({what}). {self.server.last_words()}")
-
-
-def _refusal(path: str, response: Any) -> str:
-    text = f"the vLLM server answered {response.status_code} to {path}: {response.text[:500]}"
-    if response.status_code == 404 and path.strip("/") in _RELOAD:
-        text += ". These routes are there when the server was started with VLLM_SERVER_DEV_MODE=1"
-    return text
 
 
 def hash_of_weights(folder: Path, dtype: torch.dtype) -> str:

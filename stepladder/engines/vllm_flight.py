@@ -25,7 +25,9 @@ class _Flight:
 
     def ground(self) -> None:
         self.cut = True
-        self.loop.call_soon_threadsafe(self.task.cancel)
+        # As a timer, which runs after the sockets that are ready: anyio would set the result of the future
+        # just cancelled, and asyncio report that as an error.
+        self.loop.call_soon_threadsafe(lambda: self.loop.call_later(0, self.task.cancel))
 
 
 class Flights:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,8 @@ _FIXED = {
     "model", "served_model_name", "uds", "host", "port", "dtype", "max_model_len", "api_key",
     "logprobs_mode", "generation_config", "enable_prompt_tokens_details", "tokenizer", "root_path",
 }  # fmt: skip
+
+_CAUSE = re.compile(r"\bERROR\b.*\b\w*(Error|Exception): \S")
 
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights and empty the prefix cache
@@ -92,7 +95,7 @@ class VllmServer:
         line += ["--enable-prompt-tokens-details", *flags]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", guard.__file__, *line],
+                [sys.executable, "-I", guard.__file__, str(self.folder), *line],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -124,9 +127,16 @@ class VllmServer:
             time.sleep(0.1)
 
     def last_words(self, lines: int = 25) -> str:
-        """The end of the server's log, for an error message."""
+        """The first error in the server's log and the log's end, for an error message.
+
+        One of its processes dies of the cause; what the others say about it comes last.
+        """
         with contextlib.suppress(OSError):
-            kept = self.log.read_bytes()[-16_384:].decode(errors="replace").splitlines()[-lines:]
+            log = self.log.read_text(errors="replace").splitlines()
+            first = next((line for line in log if _CAUSE.search(line)), None)
+            kept = log[-lines:]
+            if first is not None and first not in kept:
+                kept = [first, "...", *kept]
             return "The end of its log:\n" + "\n".join(f"    {line}" for line in kept)
         return "Its log is gone."
 

@@ -149,11 +149,24 @@ class CheckedWorld:
         return count
 
     def get(self, split: str, i: int) -> Task:
-        """Task `i` of a split; raises DataError where there is none."""
+        """Task `i` of a split; raises DataError where there is none, or where it cannot be read."""
         count = self.count(split)
         if not 0 <= i < count:
             raise DataError(f"{self.name} has {count} tasks in split {split!r}; task {i} was asked for")
-        return to_task(self.inner.get(split, i), split=split, index=i, where=f"get() of {self.name}")
+        try:
+            task = self.inner.get(split, i)
+        except StepladderError:
+            raise
+        except PROGRAMMING_ERRORS as error:
+            error.add_note(f"raised in get({split!r}, {i}) of {self.name}")
+            raise
+        except Exception as error:
+            raise DataError(
+                f"task {i} of split {split!r} cannot be read: get() of {self.name} raised "
+                f"{type(error).__name__}: {error}. Mend or remove it; a run that it stopped goes on with "
+                "`stepladder resume`"
+            ) from error
+        return to_task(task, split=split, index=i, where=f"get() of {self.name}")
 
     @property
     def demonstrates(self) -> bool:

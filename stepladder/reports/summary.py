@@ -55,6 +55,8 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
     blocks += scoring_texts(run.path)
     if trained := _trained(run):
         blocks.append(trained)
+    if tasks := _tasks(run):
+        blocks.append(tasks)
     blocks.append(f"Report: {report or run.path / 'report.html'}")
     return "\n\n".join(blocks) + "\n"
 
@@ -167,4 +169,19 @@ def _trained(run: RunData) -> str:
         steps.setdefault(str(record.get("phase", "train")), set()).add(record.get("step"))
     return ", ".join(
         f"{printable(phase)}: {len(seen)} step{'s' * (len(seen) != 1)}" for phase, seen in steps.items()
+    )
+
+
+def _tasks(run: RunData) -> str:
+    """Where every task that RL drew is, and how many episodes failed."""
+    steps = [record for record in run.metrics if "tasks_drawn" in record]
+    if not steps:
+        return ""
+    drawn, trained, discarded, waiting = (
+        f"{steps[-1][f'tasks_{name}']:.0f}" for name in ("drawn", "trained", "discarded", "waiting")
+    )
+    failed, played = (sum(record[name] for record in steps) for name in ("failed", "episodes"))
+    return (
+        f"rl tasks: {drawn} drawn, {trained} trained on, {discarded} discarded, {waiting} waiting; "
+        f"{failed:.0f} of {played:.0f} episodes failed"
     )

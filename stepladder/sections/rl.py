@@ -126,6 +126,12 @@ class RlSection(Section):
         None, description="a section of its own, [rl.critic]; ppo has one in any case"
     )
     # -- which tasks
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes over the tasks after which RL ends, with a smaller last batch where they do not "
+        "fill it; unset: as many as `steps` take",
+    )
     sampling: Literal["uniform", "adaptive", "prioritised", "curriculum"] = Field(
         "uniform",
         description="adaptive: domains by p(1-p) of their moving success, with a floor; prioritised: tasks "

@@ -39,13 +39,16 @@ def collect(
     What is judged is the score before any bonus or length penalty: those would make every group differ.
     Then the `keep` share of the widest is kept (RAGEN's StarPO-S, arXiv:2504.20073: int(keep·N), at least
     one). With fewer live groups than asked for, those are kept; with none, `groups_kept` is 0 and the first
-    groups stand in, so that the sampler is still compared with the trainer.
+    groups stand in, so that the sampler is still compared with the trainer. At the end of the data
+    there are fewer, or none.
     """
     played: list[Group] = []
     live: list[int] = []
     rounds = 0
     while True:
         fresh = play(draw(groups - len(live)))
+        if not fresh:  # the data are at their end
+            break
         live += [len(played) + i for i, g in enumerate(fresh) if not dynamic or not dead(g)]
         played += fresh
         if len(live) >= groups or rounds == max_refills or not dynamic:
@@ -60,7 +63,7 @@ def collect(
         live = sorted(widest)
     if dynamic or keep < 1:
         metrics["groups_kept"] = float(len(live))
-    return Collected(played, live or list(range(groups)), metrics)
+    return Collected(played, live or list(range(min(groups, len(played)))), metrics)
 
 
 def scores_of(group: Group) -> list[float]:

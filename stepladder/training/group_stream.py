@@ -59,6 +59,7 @@ class GroupStream:
         self._handed: list[Outstanding] = []  # handed out, not learned from before `advance`
         self._order = 0
         self._failure: BaseException | None = None
+        self._closing = False
         self._changed = asyncio.Event()
 
     # -- what the learner does --------------------------------------------------------------------------
@@ -67,7 +68,8 @@ class GroupStream:
         """The groups of the next step; fewer, or none, at the end of the data.
 
         Raises the first exception of a job, at once: it is an error in the program, since failures of the
-        world are recorded in the groups.
+        world are recorded in the groups. RuntimeError where something else cancelled a job: its group would
+        never come.
         """
         self._admit()
         while True:
@@ -91,7 +93,7 @@ class GroupStream:
 
     async def close(self) -> None:
         """Cancel what is being played and wait until it has cleaned up. Idempotent."""
-        self.ended = True
+        self.ended = self._closing = True
         jobs = [item.job for item in self._outstanding if item.job is not None]
         for job in jobs:
             job.cancel()
@@ -138,9 +140,9 @@ class GroupStream:
 
     def _ended(self, item: Outstanding, job: asyncio.Future[Group]) -> None:
         self._changed.set()
-        if job.cancelled():
+        error = _error_of(job, item.group_id)
+        if self._closing:
             return
-        error = job.exception()
         if error is None:
             item.group = job.result()
         elif self._failure is None:  # the learner raises it; the first one is the cause
@@ -168,3 +170,12 @@ class GroupStream:
     def _born(self, item: Outstanding) -> int:
         """A group that only waits for its turn has no tokens yet."""
         return item.born if item.job is not None or item.group is not None else self.version
+
+
+def _error_of(job: asyncio.Future[Group], group_id: str) -> BaseException | None:
+    if not job.cancelled():
+        return job.exception()
+    return RuntimeError(
+        f"the job that plays group {group_id!r} was cancelled by code that is not stepladder's (an "
+        "environment, a library it uses)"
+    )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from stepladder.deadlines import DaemonExecutor
 
 T = TypeVar("T")
+SOMEBODY = "code that is not stepladder's (an environment, a library it uses)"
 
 
 class LoopThread:
@@ -41,7 +42,7 @@ class LoopThread:
         """Run `work` to its end and return its result.
 
         Where waiting is interrupted (Ctrl-C), the coroutine is cancelled and has cleaned up before the
-        interruption goes on.
+        interruption goes on. Raises RuntimeError where something else cancelled it.
         """
         future = self.start(work)
         try:
@@ -49,6 +50,9 @@ class LoopThread:
             while not future.done():
                 concurrent.futures.wait([future], timeout=0.5)
             return future.result()
+        except asyncio.CancelledError:
+            name = getattr(work, "__qualname__", "the work")
+            raise RuntimeError(f"{SOMEBODY} cancelled {name}() of this run") from None
         except BaseException:
             if not future.done():
                 self._cancel(future)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stepladder.errors import EnvironmentFault, NothingToLearn
+from stepladder.errors import EngineError, EnvironmentFault, NothingToLearn
 from stepladder.evaluation import solved
 from stepladder.objectives.corrections import Correction
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
@@ -84,6 +84,9 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                 began = time.monotonic()
                 parts.settings = watch.settings
                 collected = collect(parts)
+                if not collected.played:
+                    log.info("RL ends after %d steps: the tasks of all epochs are played", state.step)
+                    break
                 sampled_at = time.monotonic()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
@@ -95,8 +98,7 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                     bench.sync()
                     metrics |= watch.synced(metrics)
                     remember(parts, groups, metrics)
-                    if parts.stream is not None:
-                        bench.runner.call(parts.stream.advance)
+                    metrics |= account(parts, groups, batch)
                     done = time.monotonic()
                     state.seconds += done - began
                     metrics |= {
@@ -261,6 +263,27 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
         parts.on_refresh(state.step)
 
 
+def account(parts: RlParts, groups: Sequence[Group], batch: RlBatch) -> Metrics:
+    """Where every task drawn so far is: trained on, discarded, or begun and still to come.
+
+    The step is over: a stream begins others from here on.
+    """
+    state, stream = parts.state, parts.stream
+    trained = len({sample.group_id for sample in batch.samples})
+    state.tasks_trained += trained
+    state.tasks_discarded += len(groups) - trained
+    waiting = 0
+    if stream is not None:
+        parts.bench.runner.call(stream.advance)
+        waiting = len(parts.bench.runner.call(stream.outstanding))
+    return {
+        "tasks_drawn": float(parts.sampler.drawn),
+        "tasks_trained": float(state.tasks_trained),
+        "tasks_discarded": float(state.tasks_discarded),
+        "tasks_waiting": float(waiting),
+    }
+
+
 def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
     """(the numbers of this step's updates, whether engine and trainer both compute in float32)."""
     settings, bench = parts.settings, parts.bench
@@ -304,9 +327,14 @@ def refuse_dead_world(groups: Sequence[Group]) -> None:
     failures = [t.failure for t in played if t.failure is not None]
     if failures and len(failures) == len(played):
         first = failures[0]
-        raise EnvironmentFault(
+        what = (
             f"all {len(played)} episodes of this step failed; the first at the {first.boundary}: "
-            f"{first.message}. Nothing was trained on them; run `stepladder check-env` on the environment"
+            f"{first.message}\nNothing was trained on them; "
+        )
+        if first.boundary == "engine":
+            raise EngineError(what + "once it serves again, `stepladder resume` plays their tasks anew")
+        raise EnvironmentFault(
+            what + "run `stepladder check-env` on the environment; `stepladder resume` plays their tasks anew"
         )
 
 

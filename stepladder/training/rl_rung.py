@@ -42,7 +42,13 @@ class RlRung(Rung):
         settings = run.recipe.rl
         assert settings is not None
         self.settings = settings
-        self.sampler = TaskSampler(run.bench.world, "train", mode=settings.sampling, seed=run.recipe.run.seed)
+        self.sampler = TaskSampler(
+            run.bench.world,
+            "train",
+            mode=settings.sampling,
+            seed=run.recipe.run.seed,
+            epochs=settings.epochs,
+        )
         self.stream: GroupStream | None = None
         self.waiting: list[dict[str, Any]] = []  # what a stream had begun, of an earlier process
         self.critic: Critic | None = None

@@ -24,6 +24,8 @@ class RlState:
     entropy_coefficient: float = 0.0  # of the adaptive bonus
     tool_rate: float = 0.0  # of the last step
     reference_step: int = 0  # after which the reference was taken
+    tasks_trained: int = 0  # whose episodes were in the batch of an update
+    tasks_discarded: int = 0  # that were played and in no batch
     dry: int = 0  # steps in a row without a live group, under dynamic sampling
 
     def plain(self) -> dict[str, Any]:
@@ -36,6 +38,8 @@ class RlState:
             "entropy_coefficient": self.entropy_coefficient,
             "tool_rate": self.tool_rate,
             "reference_step": self.reference_step,
+            "tasks_trained": self.tasks_trained,
+            "tasks_discarded": self.tasks_discarded,
             "dry": self.dry,
         }
 

@@ -36,8 +36,8 @@ def open_stream(
     `max_turns` is asked at the start of each group, since the horizon may grow.
     """
 
-    def draw() -> tuple[str, Task]:
-        return sampler.next(1)[0]
+    def draw() -> tuple[str, Task] | None:
+        return next(iter(sampler.next(1)), None)
 
     async def play(group_id: str, task: Task, order: int) -> Group:
         return await play_group(
@@ -80,6 +80,8 @@ def close_stream(bench: Workbench, stream: GroupStream) -> None:
 
 def _to_dict(item: Outstanding) -> dict[str, Any]:
     group = item.group
+    if group is not None and all(t.failure for t in group.trajectories):
+        group = None  # what a dead service or engine left would stop a resumed run again: it is played anew
     return {
         "group_id": item.group_id,
         "task": task_to_dict(item.task),

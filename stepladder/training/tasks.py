@@ -33,7 +33,9 @@ class TaskSampler:
     one half, the next opens.
     """
 
-    def __init__(self, world: CheckedWorld, split: str, *, mode: Mode, seed: int) -> None:
+    def __init__(
+        self, world: CheckedWorld, split: str, *, mode: Mode, seed: int, epochs: int | None = None
+    ) -> None:
         self.world, self.split, self.mode, self.seed = world, split, mode, seed
         self.count = world.count(split)
         if self.count < 1:
@@ -41,6 +43,8 @@ class TaskSampler:
                 f"the split {split!r} has no tasks; give it at least one (splits: {list(world.splits())})"
             )
         self.cursor = 0
+        self.drawn = 0  # tasks given out so far; the cursor also counts those that were skipped
+        self.end = math.inf if epochs is None else epochs * self.count  # of the data, in places of the order
         self.success: dict[str, float] = {}  # by domain
         self.tasks: dict[str, float] = {}  # by task, "prioritised" only
         self.levels: dict[int, float] = {}  # by level, "curriculum" only; those that are open
@@ -49,14 +53,18 @@ class TaskSampler:
             self.levels[self.known[0]] = 0.0
 
     def next(self, n: int) -> list[tuple[str, Task]]:
-        """The next `n` tasks; the group id names the draw, so a task of a later epoch is another group."""
+        """The next `n` tasks; the group id names the draw, so a task of a later epoch is another group.
+
+        Fewer, or none, at the end of the last of `epochs`.
+        """
         drawn: list[tuple[str, Task]] = []
         skipped = 0
-        while len(drawn) < n:
+        while len(drawn) < n and self.cursor < self.end:
             cursor = self.cursor
-            self.cursor += 1
             task = self.world.get(self.split, self._index(cursor))
+            self.cursor += 1  # after `get`: a task that could not be read was not drawn
             if self._kept(task, cursor):
+                self.drawn += 1
                 drawn.append((f"{self.split}-{cursor}", task))
                 skipped = 0
             else:
@@ -89,13 +97,14 @@ class TaskSampler:
     def state(self) -> dict[str, Any]:
         return {
             "cursor": self.cursor,
+            "drawn": self.drawn,
             "success": dict(self.success),
             "tasks": dict(self.tasks),
             "levels": {str(level): rate for level, rate in self.levels.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.cursor = int(state["cursor"])
+        self.cursor, self.drawn = int(state["cursor"]), int(state["drawn"])
         self.success = {str(k): float(v) for k, v in state["success"].items()}
         self.tasks = {str(k): float(v) for k, v in state["tasks"].items()}
         self.levels = {int(k): float(v) for k, v in state["levels"].items()}

@@ -83,6 +83,8 @@ def handler(model: Model) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             model.calls.append(self.path)
             if self.path == "/collective_rpc":
+                if model.fault == "core died":
+                    return self.answer({"error": {"message": "EngineCore encountered an issue"}}, 500)
                 if model.fault != "deaf":
                     model.load(Path(body["kwargs"]["weights_path"]))
                 self.answer({"results": [None]})

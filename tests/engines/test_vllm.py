@@ -199,7 +199,8 @@ def test_a_generation_that_a_sync_cuts_goes_on_with_the_new_weights() -> None:
 
         async def cut() -> Generation:
             task = asyncio.ensure_future(one(engine, Sampling(1.0, 40, (), seed=4)))
-            await asyncio.sleep(0.3)
+            while not engine._flights._heard:  # the first tokens are there
+                await asyncio.sleep(0.01)
             trainer.weight = 0.9
             await asyncio.to_thread(engine.sync, 1)
             return await task

@@ -79,7 +79,7 @@ def test_close_ends_the_server_its_children_and_its_folder() -> None:
 def test_the_server_dies_with_us_even_by_kill_9() -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); from test_vllm_server import started\n"
-        "server, _ = started(); print(server._process.pid, flush=True); time.sleep(60)"
+        "server, _ = started(); print(server._process.pid, server.folder, flush=True); time.sleep(60)"
     )
     here = str(Path(__file__).parent)
     root = str(Path(__file__).parents[2])
@@ -87,12 +87,15 @@ def test_the_server_dies_with_us_even_by_kill_9() -> None:
         [sys.executable, "-c", code, here], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}
     )
     assert us.stdout is not None
-    group = int(us.stdout.readline())
+    number, _, folder = us.stdout.readline().decode().strip().partition(" ")
+    group = int(number)
+    assert Path(folder, "model").is_dir()
     assert len(members(group)) == 3
     us.send_signal(signal.SIGKILL)
     us.wait()
     us.stdout.close()
     assert empty(group)
+    assert not Path(folder).exists()  # the weights of a large model would stay until somebody looks
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
@@ -138,6 +141,31 @@ def test_a_server_that_dies_while_generating_is_named_with_its_log() -> None:
                 engine.sync(1)
         finally:
             runner.run(engine.close())
+
+
+def test_a_server_whose_core_died_says_what_its_log_says() -> None:
+    """The process that answers lives on for a while, and knows no more than "see above"."""
+    server, control = started(fault="core died")
+    try:
+        with pytest.raises(EngineError, match=r"(?s)answered 500 to /collective_rpc.*The end of its log"):
+            control.reload(server.model)
+    finally:
+        control.kill()
+
+
+def test_last_words_begin_with_the_first_cause() -> None:
+    """vLLM's processes die one of the other; the end of the log is about the last of them."""
+    server, control = started()
+    try:
+        cause = "(EngineCore pid=7) ERROR 11-30 [core.py:1] RuntimeError: head size 8 is not supported"
+        said = [f"(APIServer pid=6) ERROR EngineDeadError: see above {k}" for k in range(40)]
+        server.log.write_text("\n".join(["INFO ValueError: only said", cause, *said]))
+        words = server.last_words().splitlines()
+        assert words[1] == f"    {cause}"
+        assert words[-1] == f"    {said[-1]}"
+        assert len(words) == 1 + 2 + 25
+    finally:
+        control.kill()
 
 
 def test_options_become_a_command_line_and_ours_cannot_be_overridden() -> None:

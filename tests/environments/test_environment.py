@@ -453,3 +453,36 @@ def test_an_option_may_have_any_name():
             self.said = (name, target)
 
     assert as_world(Named, tasks=["?"], name="n", target="t").make().inner.said == ("n", "t")
+
+
+class Torn:
+    """Task 3 cannot be read."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def splits(self):
+        return ["train"]
+
+    def count(self, split):
+        return 5
+
+    def get(self, split, i):
+        if i == 3:
+            raise self.error
+        return {"prompt": "?"}
+
+    def make(self):
+        return None
+
+
+def test_a_task_that_cannot_be_read_is_named():
+    world = CheckedWorld(Torn(OSError("bad sector")))
+    assert world.get("train", 2).id
+    with pytest.raises(
+        DataError, match=r"task 3 of split 'train' .* get\(\) of Torn raised OSError: bad sector"
+    ):
+        world.get("train", 3)
+    with pytest.raises(NameError, match="typo") as caught:
+        CheckedWorld(Torn(NameError("typo"))).get("train", 3)
+    assert caught.value.__notes__ == ["raised in get('train', 3) of Torn"]

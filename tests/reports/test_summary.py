@@ -101,3 +101,12 @@ def test_a_validation_line_is_no_step(tmp_path: Path) -> None:
     records = [{"step": n, "phase": "sft", key: 1.0} for n in (1, 2) for key in ("loss", "validation_loss")]
     _lines(tmp_path / "run", "metrics.jsonl", [*records, {"step": 1, "phase": "rl"}])
     assert "sft: 2 steps, rl: 1 step\n" in summarise(tmp_path / "run")
+
+
+def test_every_task_that_rl_drew_is_accounted_for(tmp_path: Path) -> None:
+    tasks = {"tasks_drawn": 9.0, "tasks_trained": 5.0, "tasks_discarded": 1.0, "tasks_waiting": 3.0}
+    step = {"phase": "rl", "step": 1, "episodes": 12.0, "failed": 0.0}
+    records = [step | {"tasks_drawn": 6.0}, step | tasks | {"step": 2, "failed": 4.0}]
+    _lines(tmp_path / "run", "metrics.jsonl", records)
+    said = "rl tasks: 9 drawn, 5 trained on, 1 discarded, 3 waiting; 4 of 24 episodes failed"
+    assert said in summarise(tmp_path / "run")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from spine import assert_same, digit_recipe, lines, outcome
-
-from stepladder.policies.checkpoint import CheckpointStore
-from stepladder.training.toml import to_toml
+from killing import recipe_file, start, where
+from spine import assert_same, lines, outcome
 
 KILLS = 20
 # A reference, adaptive sampling, two updates a batch and evaluations: all that a checkpoint must remember.
@@ -40,30 +37,6 @@ WITH_CRITIC = (
 )
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "stepladder.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _recipe(folder: Path, name: str, settings: tuple[str, ...]) -> str:
-    recipe = digit_recipe(folder, name, *settings)
-    file = folder / f"{name}.toml"
-    file.write_text(to_toml(recipe.model_dump(mode="json", exclude_none=True)))
-    return str(file)
-
-
-def _where(run: Path) -> str:
-    """What a resume will find."""
-    if not (run / "recipe.toml").is_file():
-        return "no run yet"
-    store = CheckpointStore(run / "checkpoints")
-    latest = store.latest()
-    if latest is None:
-        return "no checkpoint"
-    state = store.load_state(latest)
-    return f"{state['rung'] or 'between rungs'} step {state['state'].get('step', 0)}, done: {state['done']}"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("settings", [SETTINGS, WITH_CRITIC], ids=["grpo", "ppo"])
@@ -72,26 +45,26 @@ def test_twenty_kills_leave_no_trace(
 ) -> None:
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     began = time.monotonic()
-    child = _start("train", _recipe(tmp_path, "quiet", settings))
+    child = start("train", recipe_file(tmp_path, "quiet", settings))
     assert child.stdout is not None
     child.stdout.readline()
     first = time.monotonic()
     _, err = child.communicate(timeout=900)
     assert child.returncode == 0, err
-    start, work = first - began, time.monotonic() - first
+    starting, work = first - began, time.monotonic() - first
     report = [
-        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {start:.0f} s until the first "
-        f"line on the screen, {work:.0f} s from there to the end"
+        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {starting:.0f} s until the "
+        f"first line on the screen, {work:.0f} s from there to the end"
     ]
 
     rng = random.Random(0)
-    file, done = _recipe(tmp_path, "killed", settings), 0
+    file, done = recipe_file(tmp_path, "killed", settings), 0
     while done < KILLS:
         exists = (killed / "recipe.toml").is_file()
-        child = _start("resume", str(killed)) if exists else _start("train", file)
+        child = start("resume", str(killed)) if exists else start("train", file)
         assert child.stdout is not None
         if done % 5 == 0:  # anywhere in its start
-            delay, since = rng.uniform(0, start), "the start of the process"
+            delay, since = rng.uniform(0, starting), "the start of the process"
         else:  # anywhere in its work
             child.stdout.readline()
             delay, since = rng.uniform(0, work / 5), "its first line"
@@ -101,15 +74,15 @@ def test_twenty_kills_leave_no_trace(
             child.send_signal(signal.SIGKILL)
             done += 1
             child.communicate()
-            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {_where(killed)}")
+            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {where(killed)}")
         else:
             _, err = child.communicate()
             assert child.returncode == 0, err  # it got to its end: the kills that are left hit the next run
             assert_same(killed, quiet)
             report.append("the run was finished and equal to the quiet one; another one for the kills left")
             killed = tmp_path / f"killed-{done}"
-            file = _recipe(tmp_path, killed.name, settings)
-    child = _start("resume", str(killed)) if (killed / "recipe.toml").is_file() else _start("train", file)
+            file = recipe_file(tmp_path, killed.name, settings)
+    child = start("resume", str(killed)) if (killed / "recipe.toml").is_file() else start("train", file)
     _, err = child.communicate(timeout=900)
     assert child.returncode == 0, err
     assert_same(killed, quiet)

@@ -168,3 +168,35 @@ def test_numbers_that_mean_nothing_are_refused() -> None:
     world = World([])
     with pytest.raises(ConfigError, match="per_step >= 1"):
         GroupStream(world.draw, world.play, per_step=0, max_staleness=1, at_once=1)
+
+
+def test_a_job_that_something_else_cancels_is_an_error_and_no_group_to_wait_for() -> None:
+    world = World([1, 10_000_000, 10_000_000])
+    honest = world.play
+
+    async def play(group_id: str, task: Task, order: int) -> Group:
+        if group_id == "0":
+            raise asyncio.CancelledError
+        return await honest(group_id, task, order)
+
+    async def work() -> None:
+        stream = GroupStream(world.draw, play, per_step=3, max_staleness=0, at_once=9)
+        with pytest.raises(
+            RuntimeError, match="plays group '0' was cancelled by code that is not stepladder's"
+        ):
+            await learn(world, stream)
+        assert world.playing == 0
+
+    run(work())
+
+
+def test_the_end_of_the_data_is_a_shorter_step_and_then_none() -> None:
+    async def work() -> list[int]:
+        world = World([1] * 7)
+        stream = GroupStream(world.draw, world.play, per_step=3, max_staleness=2, at_once=9)
+        sizes = [len(step) for step in await learn(world, stream)]
+        assert await stream.take() == []
+        assert stream.outstanding() == []
+        return sizes
+
+    assert run(work()) == [3, 3, 1]

@@ -96,3 +96,14 @@ def test_a_task_that_exits_does_not_take_the_loop_with_it(exit_: type[BaseExcept
         failed = loop.start(spawn())
         assert isinstance(failed.exception(timeout=10), exit_)
         assert loop.start(asyncio.sleep(0, "alive")).result(timeout=10) == "alive"
+
+
+def test_work_that_something_else_cancels_is_named() -> None:
+    async def leaves() -> None:
+        raise asyncio.CancelledError
+
+    with (
+        LoopThread() as loop,
+        pytest.raises(RuntimeError, match=r"code that is not stepladder's.*leaves\(\)"),
+    ):
+        loop.run(leaves())

@@ -176,3 +176,25 @@ def test_the_last_level_stays_open() -> None:
 def test_a_curriculum_without_levels_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\['level'\].*has None"):
         sampler(3, mode="curriculum")
+
+
+@given(count=st.integers(1, 20), epochs=st.integers(1, 3), n=st.integers(1, 7))
+@settings(deadline=None, max_examples=30)
+def test_the_data_end_after_their_epochs_and_every_task_given_out_is_counted(
+    count: int, epochs: int, n: int
+) -> None:
+    one = TaskSampler(world(count), "train", mode="uniform", seed=0, epochs=epochs)
+    drawn: list[str] = []
+    while fresh := one.next(n):
+        assert len(fresh) == min(n, count * epochs - len(drawn))
+        drawn += [task.id for _, task in fresh]
+        assert one.drawn == one.state()["drawn"] == len(drawn)
+    assert Counter(drawn) == {f"train/{i}": epochs for i in range(count)}
+
+
+def test_a_skipped_task_is_not_drawn() -> None:
+    one = sampler(50, mode="adaptive", domains=2)
+    for _ in range(20):
+        one.observe("d0", 1.0)
+    one.next(30)
+    assert one.drawn == 30 < one.cursor
