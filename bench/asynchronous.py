@@ -22,7 +22,7 @@ from stepladder.config import load_recipe
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 
-TASKS, STEPS, PER_STEP, GROUP = 64, 150, 32, 8  # 75 epochs of the tasks
+TASKS, STEPS, PER_STEP, GROUP = 64, 300, 32, 8  # 150 epochs of the tasks
 
 
 def main() -> None:
