@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from alarm_plot import picture
 from alarm_worlds import SYMBOLS
 
 from stepladder.config import load_recipe
+from stepladder.diagnostics.monitor import Monitor
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 
@@ -69,12 +71,9 @@ def smoothed(values: Sequence[float], weight: float = 0.2) -> list[float]:
 # -- recipes -----------------------------------------------------------------------------------------------
 
 
-def digit(*overrides: str, sizes: dict[str, int] | None = None) -> list[Any]:
-    """hidden_digit on smaller batches than the bundled recipe, so that luck has a say."""
-    own = ["sft.learning_rate=3e-3", "rl.tasks_per_step=16", "rl.aggregation=token_mean"]
-    if sizes:
-        own += [f"model.options.{key}={value}" for key, value in sizes.items()]
-    return ["hidden_digit", [*own, *overrides]]
+def digit(*overrides: str) -> list[Any]:
+    """The bundled hidden_digit, at a higher rate without division by the deviation."""
+    return ["hidden_digit", ["rl.scale=none", "rl.learning_rate=1e-3", *overrides]]
 
 
 def think(*overrides: str) -> list[Any]:
@@ -85,14 +84,14 @@ def think(*overrides: str) -> list[Any]:
         "rollout": {"max_turns": 2, "max_tokens": 4, "max_context": 32},
         "sft": {
             "demonstrations": 256,
-            "epochs": 8,
+            "epochs": 16,
             "batch_size": 32,
-            "learning_rate": 1e-2,
+            "learning_rate": 5e-3,
             "validation": 0,
         },
         "rl": {
             "kl_coefficient": 0.0,
-            "steps": 80,
+            "steps": 60,
             "tasks_per_step": 8,
             "group_size": 8,
             "learning_rate": 3e-3,
@@ -102,17 +101,28 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = ("rl.learning_rate=2e-2", "rl.steps=140")
+ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used four times, without a clip
+    "environment.options.digits=2",
+    "environment.options.noise=0.2",
+    "sft.demonstrations=512",
+    "rl.algorithm=reinforce++",
+    "rl.clip_low=0.99",
+    "rl.clip_high=100.0",
+    "rl.updates_per_batch=4",
+    "rl.group_size=4",
+    "rl.learning_rate=1.5e-3",
+    "rl.steps=60",
+)
 TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
-STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=60")
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
-    "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
-    "think, grpo": (think("rl.steps=60"), (0, 1)),
-    "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=60"), (0, 1)),
-    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=60"), (0, 1)),
-    "think, cispo": (think("rl.algorithm=cispo", "rl.steps=60"), (0,)),
-    "think, gspo": (think("rl.algorithm=gspo", "rl.steps=60"), (0,)),
+    "think, grpo": (think("rl.steps=50"), (0, 1)),
+    "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=50"), (0, 1)),
+    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=50"), (0, 1)),
+    "think, cispo": (think("rl.algorithm=cispo", "rl.steps=50"), (0,)),
+    "think, gspo": (think("rl.algorithm=gspo", "rl.steps=50"), (0,)),
+    "think, reinforce++": (think("rl.algorithm=reinforce++", "rl.steps=50"), (0,)),
+    "hidden_digit, grpo": (digit("rl.steps=80"), (0,)),
 }
 
 
@@ -133,8 +143,16 @@ def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) ->
         recipe = load_recipe(source[0], [*source[1], *shared, *overrides])
         train(recipe, overwrite=True, display=Display(quiet=True))
     metrics = [m for m in _lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
-    alarms = _lines(folder / "alarms.jsonl") if (folder / "alarms.jsonl").is_file() else []
-    return Run(metrics, alarms, _lines(folder / "evaluations.jsonl")[-1]["success"])
+    return Run(metrics, _asked(metrics), _lines(folder / "evaluations.jsonl")[-1]["success"])
+
+
+def _asked(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the alarms of today say of a run, whichever there were when it was made."""
+    monitor, out = Monitor(), []
+    for line in metrics:
+        numbers = {k: math.nan if v is None else v for k, v in line.items() if k != "phase"}
+        out += [alarm.plain() for alarm in monitor.see(int(line["step"]), numbers)]
+    return out
 
 
 def _finished(folder: Path) -> bool:
