@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,13 @@ ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used 
     "rl.learning_rate=1.5e-3",
     "rl.steps=60",
 )
-TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
+TEMPLATE = (
+    "environment.options.hopeless=0.6",
+    BONUS,
+    "sft.epochs=8",
+    "sft.learning_rate=1e-2",
+    "rl.steps=80",
+)
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "think, grpo": (think("rl.steps=50"), (0, 1)),
@@ -183,8 +190,10 @@ def provoke(
 
 def provoked_line(alarm: str, seed: int, left: Run, rescued: Run) -> str:
     others = sorted({a["name"] for a in left.alarms} - {alarm})
+    at = left.first(alarm)
+    then = "    -" if at is None else f"{left.success()[at - 1] / max(left.success()[:at]):5.2f}"
     return (
-        f"{alarm:18} {seed:4}  {_step(left.first(alarm))}  {_step(left.fell())}  {max(left.success()):5.2f}  "
+        f"{alarm:18} {seed:4}  {_step(at)}  {then}  {_step(left.fell())}  {max(left.success()):5.2f}  "
         f"{left.last():5.2f}  {left.held_out:8.2f}  {rescued.last():9.2f}  {rescued.held_out:8.2f}   "
         f"{', '.join(others) or '-'}"
     )
@@ -198,8 +207,21 @@ def healthy_line(label: str, seed: int, run: Run) -> str:
     )
 
 
+def commit() -> str:
+    got = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
+    return got.stdout.strip() or "unknown"
+
+
 def _step(step: int | None) -> str:
     return "    -" if step is None else f"{step:5}"
+
+
+HEAD = (
+    "Provoked. alarm: the step of its first alarm. then: success (moving average, weight .2) at that step as",
+    "a share of its peak so far. fell: the step at which it is first below half its peak. end: success of",
+    "the last 10 steps. held-out: greedy, 100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In",
+    "the template collapse a share of .6 of the tasks is hopeless: at most .4 can be solved.",
+)
 
 
 def main() -> None:
@@ -218,12 +240,12 @@ def main() -> None:
         out.append(line)
         args.table.write_text("\n".join(out) + "\n")
 
+    say(f"Made by `python bench/alarms.py`, tiny models in float32 on one core, commit {commit()}.")
+    say("")
     if args.only != "healthy":
-        say("Provoked. alarm: the step of its first alarm. fell: the step at which success (moving average,")
-        say("weight .2) is first below half its peak. end: success of the last 10 steps. held-out: greedy,")
-        say("100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In the template collapse a share")
-        say("of .6 of the tasks is hopeless: at most .4 can be solved.")
-        columns = "seed  alarm   fell   peak    end  held-out    rescued  held-out   other alarms"
+        for line in HEAD:
+            say(line)
+        columns = "seed  alarm   then   fell   peak    end  held-out    rescued  held-out   other alarms"
         say(f"{'collapse':18} {columns}")
         shown = []
         for alarm, seed, left, rescued in provoke(args.out, args.seeds, finished=args.finished):
