@@ -262,9 +262,9 @@ turn, T turns, right with p = 1/5: E|s|² = 1 − 1/5 = 4/5 a turn, measured at 
 | expected ratio, less the mean | .79 | .75 | 1 |
 | expected ratio, critic | .077 | .75 | 1 |
 
-A critic that explains less than all leaves the rest at the later turns. At an explained variance of .78 (1/16 of
-the tokens stand before the decision, so at most .94) about .17 of Var R is left there: (.16·.8·(1 + 7·.17) −
-.032)/1.248 = .20.
+A critic that explains less than all leaves the rest at the later turns. At an explained variance of .78
+(1/16 of the tokens stand before the decision, so at most .94) about .17 of Var R is left there:
+(.16·.8·(1 + 7·.17) − .032)/1.248 = .20.
 
 So a critic can take away two things: the mean of the return, and what the state tells of it once something
 has been decided. Where the return has mean 0 and nothing follows the decision (last column) there is
