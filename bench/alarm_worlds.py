@@ -13,17 +13,17 @@ SYMBOLS = ["?", "S", *DIGITS, GO_ON, HOPELESS]
 
 
 class ThinkWorld:
-    """The prompt is a digit. The first turn may say anything; after "=" the second must name the digit.
+    """The prompt is `digits` digits. The first turn may say anything; after "=" the second must repeat them.
 
     A share `hopeless` of the tasks, marked "!", is never right: their groups have no spread of rewards.
-    Demonstrations think the digit twice and answer it, each symbol replaced by a random one with
-    probability `noise`.
+    Demonstrations think two symbols (one digit: twice) and answer, each symbol replaced by a random one
+    with probability `noise`.
     """
 
     disjoint_splits = False
 
-    def __init__(self, *, hopeless: float = 0.0, noise: float = 0.4, seed: int = 0) -> None:
-        self.hopeless, self.noise, self.seed = hopeless, noise, seed
+    def __init__(self, *, digits: int = 1, hopeless: float = 0.0, noise: float = 0.4, seed: int = 0) -> None:
+        self.digits, self.hopeless, self.noise, self.seed = digits, hopeless, noise, seed
 
     def splits(self) -> tuple[str, ...]:
         return ("train", "test")
@@ -33,7 +33,7 @@ class ThinkWorld:
 
     def get(self, split: str, i: int) -> Task:
         rng = random.Random(f"{self.seed}/{split}/{i}")
-        digit, lost = rng.choice(DIGITS), rng.random() < self.hopeless
+        digit, lost = self.prompt(rng), rng.random() < self.hopeless
         return Task(
             id=f"{split}/{i}",
             split=split,
@@ -46,19 +46,22 @@ class ThinkWorld:
     def make(self) -> Think:
         return Think()
 
+    def prompt(self, rng: random.Random) -> str:
+        return "".join(rng.choice(DIGITS) for _ in range(self.digits))
+
     def demonstrations(self, count: int, seed: int = 0) -> list[list[Message]]:
         rng = random.Random(f"{self.seed}/demonstrations/{seed}")
 
-        def said(digit: str, n: int) -> Message:
-            noisy = (rng.choice(DIGITS) if rng.random() < self.noise else digit for _ in range(n))
+        def said(text: str) -> Message:
+            noisy = (rng.choice(DIGITS) if rng.random() < self.noise else symbol for symbol in text)
             return Message("assistant", "".join(noisy))
 
         out = []
         for _ in range(count):
-            digit = rng.choice(DIGITS)
+            digit = self.prompt(rng)
             mark = HOPELESS if rng.random() < self.hopeless else "?"
             out.append(
-                [Message("user", digit + mark), said(digit, 2), Message("user", GO_ON), said(digit, 1)]
+                [Message("user", digit + mark), said((digit * 2)[:2]), Message("user", GO_ON), said(digit)]
             )
         return out
 

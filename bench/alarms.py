@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from alarm_plot import picture
 from alarm_worlds import SYMBOLS
 
 from stepladder.config import load_recipe
+from stepladder.diagnostics.monitor import Monitor
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 
@@ -69,12 +72,9 @@ def smoothed(values: Sequence[float], weight: float = 0.2) -> list[float]:
 # -- recipes -----------------------------------------------------------------------------------------------
 
 
-def digit(*overrides: str, sizes: dict[str, int] | None = None) -> list[Any]:
-    """hidden_digit on smaller batches than the bundled recipe, so that luck has a say."""
-    own = ["sft.learning_rate=3e-3", "rl.tasks_per_step=16", "rl.aggregation=token_mean"]
-    if sizes:
-        own += [f"model.options.{key}={value}" for key, value in sizes.items()]
-    return ["hidden_digit", [*own, *overrides]]
+def digit(*overrides: str) -> list[Any]:
+    """The bundled hidden_digit, at a higher rate without division by the deviation."""
+    return ["hidden_digit", ["rl.scale=none", "rl.learning_rate=1e-3", *overrides]]
 
 
 def think(*overrides: str) -> list[Any]:
@@ -85,14 +85,14 @@ def think(*overrides: str) -> list[Any]:
         "rollout": {"max_turns": 2, "max_tokens": 4, "max_context": 32},
         "sft": {
             "demonstrations": 256,
-            "epochs": 8,
+            "epochs": 16,
             "batch_size": 32,
-            "learning_rate": 1e-2,
+            "learning_rate": 5e-3,
             "validation": 0,
         },
         "rl": {
             "kl_coefficient": 0.0,
-            "steps": 80,
+            "steps": 60,
             "tasks_per_step": 8,
             "group_size": 8,
             "learning_rate": 3e-3,
@@ -102,17 +102,34 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = ("rl.learning_rate=2e-2", "rl.steps=140")
-TEMPLATE = ("environment.options.hopeless=0.6", BONUS)
+ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used four times, without a clip
+    "environment.options.digits=2",
+    "environment.options.noise=0.2",
+    "sft.demonstrations=512",
+    "rl.algorithm=reinforce++",
+    "rl.clip_low=0.99",
+    "rl.clip_high=100.0",
+    "rl.updates_per_batch=4",
+    "rl.group_size=4",
+    "rl.learning_rate=1.5e-3",
+    "rl.steps=60",
+)
+TEMPLATE = (
+    "environment.options.hopeless=0.6",
+    BONUS,
+    "sft.epochs=8",
+    "sft.learning_rate=1e-2",
+    "rl.steps=80",
+)
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
-STEADY = ("rl.scale=none", "rl.learning_rate=1e-3", "rl.steps=60")
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
-    "hidden_digit, grpo": (digit(*STEADY), (0, 1)),
-    "think, grpo": (think("rl.steps=60"), (0, 1)),
-    "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=60"), (0, 1)),
-    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=60"), (0, 1)),
-    "think, cispo": (think("rl.algorithm=cispo", "rl.steps=60"), (0,)),
-    "think, gspo": (think("rl.algorithm=gspo", "rl.steps=60"), (0,)),
+    "think, grpo": (think("rl.steps=50"), (0, 1)),
+    "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=50"), (0, 1)),
+    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=50"), (0, 1)),
+    "think, cispo": (think("rl.algorithm=cispo", "rl.steps=50"), (0,)),
+    "think, gspo": (think("rl.algorithm=gspo", "rl.steps=50"), (0,)),
+    "think, reinforce++": (think("rl.algorithm=reinforce++", "rl.steps=50"), (0,)),
+    "hidden_digit, grpo": (digit("rl.steps=80"), (0,)),
 }
 
 
@@ -133,8 +150,16 @@ def play(out: Path, name: str, seed: int, source: list[Any], *overrides: str) ->
         recipe = load_recipe(source[0], [*source[1], *shared, *overrides])
         train(recipe, overwrite=True, display=Display(quiet=True))
     metrics = [m for m in _lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
-    alarms = _lines(folder / "alarms.jsonl") if (folder / "alarms.jsonl").is_file() else []
-    return Run(metrics, alarms, _lines(folder / "evaluations.jsonl")[-1]["success"])
+    return Run(metrics, _asked(metrics), _lines(folder / "evaluations.jsonl")[-1]["success"])
+
+
+def _asked(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the alarms of today say of a run, whichever there were when it was made."""
+    monitor, out = Monitor(), []
+    for line in metrics:
+        numbers = {k: math.nan if v is None else v for k, v in line.items() if k != "phase"}
+        out += [alarm.plain() for alarm in monitor.see(int(line["step"]), numbers)]
+    return out
 
 
 def _finished(folder: Path) -> bool:
@@ -165,8 +190,10 @@ def provoke(
 
 def provoked_line(alarm: str, seed: int, left: Run, rescued: Run) -> str:
     others = sorted({a["name"] for a in left.alarms} - {alarm})
+    at = left.first(alarm)
+    then = "    -" if at is None else f"{left.success()[at - 1] / max(left.success()[:at]):5.2f}"
     return (
-        f"{alarm:18} {seed:4}  {_step(left.first(alarm))}  {_step(left.fell())}  {max(left.success()):5.2f}  "
+        f"{alarm:18} {seed:4}  {_step(at)}  {then}  {_step(left.fell())}  {max(left.success()):5.2f}  "
         f"{left.last():5.2f}  {left.held_out:8.2f}  {rescued.last():9.2f}  {rescued.held_out:8.2f}   "
         f"{', '.join(others) or '-'}"
     )
@@ -180,8 +207,21 @@ def healthy_line(label: str, seed: int, run: Run) -> str:
     )
 
 
+def commit() -> str:
+    got = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
+    return got.stdout.strip() or "unknown"
+
+
 def _step(step: int | None) -> str:
     return "    -" if step is None else f"{step:5}"
+
+
+HEAD = (
+    "Provoked. alarm: the step of its first alarm. then: success (moving average, weight .2) at that step as",
+    "a share of its peak so far. fell: the step at which it is first below half its peak. end: success of",
+    "the last 10 steps. held-out: greedy, 100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In",
+    "the template collapse a share of .6 of the tasks is hopeless: at most .4 can be solved.",
+)
 
 
 def main() -> None:
@@ -200,12 +240,12 @@ def main() -> None:
         out.append(line)
         args.table.write_text("\n".join(out) + "\n")
 
+    say(f"Made by `python bench/alarms.py`, tiny models in float32 on one core, commit {commit()}.")
+    say("")
     if args.only != "healthy":
-        say("Provoked. alarm: the step of its first alarm. fell: the step at which success (moving average,")
-        say("weight .2) is first below half its peak. end: success of the last 10 steps. held-out: greedy,")
-        say("100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In the template collapse a share")
-        say("of .6 of the tasks is hopeless: at most .4 can be solved.")
-        columns = "seed  alarm   fell   peak    end  held-out    rescued  held-out   other alarms"
+        for line in HEAD:
+            say(line)
+        columns = "seed  alarm   then   fell   peak    end  held-out    rescued  held-out   other alarms"
         say(f"{'collapse':18} {columns}")
         shown = []
         for alarm, seed, left, rescued in provoke(args.out, args.seeds, finished=args.finished):

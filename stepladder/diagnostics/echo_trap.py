@@ -6,7 +6,7 @@ it, and a spike of the gradient norm marks the point of no return.
 
 from __future__ import annotations
 
-from stepladder.diagnostics.alarm import Change, Detector, Evidence, Metrics, Smoothed
+from stepladder.diagnostics.alarm import Change, Detector, Evidence, Metrics
 
 
 class EchoTrap(Detector):
@@ -34,10 +34,6 @@ class EchoTrap(Detector):
         Change("clip_high", "at_least", 0.28),
         Change("kl_coefficient", "set", 0.0),
     )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.smooth["unsolved_groups"] = Smoothed(weight=0.2)
 
     def judge(self, metrics: Metrics) -> Evidence | None:
         std, same, surprisal = (self.smooth[n] for n in ("reward_std", "sibling_overlap", "surprisal"))

@@ -85,6 +85,18 @@ def test_the_echo_trap_is_seen_while_the_reward_still_stands() -> None:
     assert Change("entropy_target", "set", round(alarm.evidence["surprisal_peak"] / 2, 3)) in alarm.remedy
 
 
+def test_groups_that_are_lost_count_as_soon_as_the_other_signs() -> None:
+    """From step 31 on all is at its end. After two steps the averages (weight .4) are .36 of the spread,
+    1 - .6²·.84 = .70 in overlap, and .64·(.3 - .017) = .18 above the fewest lost groups: all three speak at
+    steps 32, 33 and 34."""
+
+    def at_once(k: int, m: dict[str, float]) -> None:
+        m |= {"reward_std": 0.0, "sibling_overlap": 1.0, "unsolved_groups": 0.3}
+
+    (alarm,) = play(EchoTrap(), changed(30, at_once))
+    assert alarm.step == 34
+
+
 def test_a_spread_that_falls_with_varied_siblings_is_no_echo() -> None:
     def spoil(k: int, m: dict[str, float]) -> None:
         m["reward_std"] *= 0.8**k
