@@ -56,9 +56,9 @@ def data_tokens(task: str, rows: Sequence[Row]) -> int:
 
 
 def resident_mb() -> float:
-    """The most memory that the process has had so far."""
+    """The most memory that the process has had so far, in 10^6 bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def report(

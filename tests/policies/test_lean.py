@@ -1,0 +1,134 @@
+"""Layers that keep less: equal outputs bit for bit, equal gradients, and only where that is so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from engine_models import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spine import random_samples, tiny_policy
+from torch import nn
+
+from stepladder.objectives import logprobs
+from stepladder.policies import attention
+from stepladder.policies.lean import lean_layers
+from stepladder.policies.optimizer import MasterOptimizer
+
+IDS = torch.tensor([[5, 7, 11, 0, 7, 9, 0, 3]])  # 0 is the padding token of these models
+
+
+def backward(model: nn.Module) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    logits = model(input_ids=IDS, use_cache=False).logits
+    (logits.float() ** 2).mean().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "norms", "mlps"),
+    [("llama", 7, 3), ("qwen3", 13, 3), ("gemma3", 0, 0), ("gpt2", 0, 0)],
+    # llama: two norms a layer and a last one; qwen3: two more on queries and keys; gemma3's norm multiplies
+    # by 1 + w and its MLP has a GELU; gpt2 has neither.
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_outputs_and_gradients(kind: str, norms: int, mlps: int, dtype: torch.dtype) -> None:
+    plain = tiny(kind).to(dtype)
+    lean = copy.deepcopy(plain)
+    assert lean_layers(lean) == norms + mlps
+    assert torch.equal(lean(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+    theirs, ours = backward(plain), backward(lean)
+    assert ours.keys() == theirs.keys()
+    near = 1e-5 if dtype == torch.float32 else 0.05
+    for name, gradient in theirs.items():
+        scale = float(gradient.float().abs().max())
+        assert float((ours[name].float() - gradient.float()).abs().max()) <= near * scale, name
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    """The critic and a frozen reference are deep copies of a policy."""
+    model = tiny("llama")
+    lean_layers(model)
+    other = copy.deepcopy(model)
+    before = other(input_ids=IDS).logits
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(other(input_ids=IDS).logits, before)
+
+
+def test_an_adapter_on_the_last_projection_is_used() -> None:
+    model = tiny("llama")
+    lean_layers(model)
+
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    mlp = model.model.layers[0].mlp
+    x = torch.randn(1, 4, 32)
+    once = mlp(x)
+    mlp.down_proj.__class__ = Twice
+    torch.testing.assert_close(mlp(x), 2 * once)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 9),
+    before=st.integers(0, 4),
+    kv=st.sampled_from([1, 2]),
+    group=st.integers(1, 3),
+    rows=st.integers(1, 9),
+    masked=st.booleans(),
+)
+def test_attention_has_the_gradients_of_sdpa(
+    seed: int, n: int, before: int, kv: int, group: int, rows: int, masked: bool
+) -> None:
+    """Any mask in which each query sees itself, any cut of the queries; causal where there is no mask."""
+    g = torch.Generator().manual_seed(seed)
+    m = n + before if masked else n
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    q, grad = draw(1, kv * group, n, 4), draw(1, kv * group, n, 4)
+    k, v = draw(1, kv, m, 4), draw(1, kv, m, 4)
+    mask = None
+    if masked:
+        mask = torch.rand(n, m, generator=g) < 0.5
+        mask |= torch.eye(n, m, dtype=torch.bool).roll(before, 1)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    attention._sdpa(*leaves, mask, 0.4).backward(grad)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "SCORE_BYTES", rows * 4 * kv * group * m)
+        ours = attention._attention_gradients(q, k, v, mask, 0.4, grad)
+    for mine, leaf in zip(ours, leaves, strict=True):
+        torch.testing.assert_close(mine, leaf.grad)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, logprobs.KEPT_BYTES])
+def test_gradients_summed_by_rows_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    """A tied embedding in bf16 gets its gradient from both ends through the optimiser: over two
+    micro-batches the sum is what autograd gives without an optimiser, up to the rounding of bf16."""
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(logprobs, "BLOCK_ROWS", 5)
+    policy = tiny_policy(dtype=torch.bfloat16)
+    assert policy.lm.get_input_embeddings().weight is policy.lm.get_output_embeddings().weight
+    batches = [random_samples(3, seed=1), random_samples(3, seed=2)]
+    for batch in batches:
+        policy.logprobs(batch).logprobs.sum().backward()
+    expected = {name: p.grad.float() for name, p in policy.trainable().items()}
+    policy.model.zero_grad()
+    optimizer = MasterOptimizer(policy.trainable())
+    for batch in batches:
+        policy.logprobs(batch).logprobs.sum().backward()
+    assert all(p.grad is None for p in policy.trainable().values())
+    for name, gradient in expected.items():
+        summed = optimizer.masters[name].grad
+        assert summed is not None
+        assert float((summed - gradient).norm()) <= 0.02 * float(gradient.norm()), name
+    optimizer.close()
+    policy.logprobs(batches[0]).logprobs.sum().backward()
+    assert all(p.grad is not None for p in policy.trainable().values())  # autograd's again
