@@ -162,7 +162,8 @@ class Ladder:
         if e.few_shot:
             self.evaluate("few-shot", 0, e.raw or e.tasks, examples=e.few_shot)
         for name, kind in RUNGS.items():
-            if getattr(self.recipe, name) is None:
+            section = getattr(self.recipe, name)
+            if section is None or getattr(section, "epochs", 1) == 0:  # [sft] may only feed rl.replay
                 continue
             if name not in self.done:
                 self._climb_rung(name, kind)
