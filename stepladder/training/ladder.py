@@ -22,6 +22,7 @@ from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
+from stepladder.training.anchoring import anchored
 from stepladder.training.distillation import DistillationRung
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
@@ -85,7 +86,7 @@ def train(
     RunFolder.check_new(path, overwrite=overwrite)
     # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
     # computes in the policy's type; rl.correction = "auto" follows from the two.
-    recipe = recipe.model_copy(update={"model": resolved(recipe.model)})
+    recipe = anchored(recipe.model_copy(update={"model": resolved(recipe.model)}))
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)

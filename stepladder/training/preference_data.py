@@ -16,6 +16,7 @@ from stepladder.errors import DataError
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.demonstrations import opening_tools
 from stepladder.training.naming import naming
+from stepladder.training.overlong import refuse_overlong, too_long
 from stepladder.training.preference_step import Answer, Judged, Pair
 from stepladder.training.reference_logprobs import ReferenceLog
 from stepladder.training.rows import PAIRS
@@ -187,7 +188,9 @@ def pair_data(
                 out.append(as_pair(*both))
         return out
 
-    return PairData(pairs(train, "pair"), pairs(held, "held")), tally
+    data = PairData(pairs(train, "pair"), pairs(held, "held"))
+    _refuse_overlong(bench, [*data.train, *data.held])
+    return data, tally
 
 
 def as_pair(chosen: TrainingSample, rejected: TrainingSample) -> Pair:
@@ -226,7 +229,15 @@ def judged_data(
     batches = fixed_batches(len(kept), settings.batch_size, seed=seed)
     batches = of_several_prompts(batches, [repr(row.prompt) for row, _ in kept])
     everything = [list(range(len(kept_held)))] if kept_held else []
-    return JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches), tally
+    data = JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches)
+    _refuse_overlong(bench, [*data.train, *data.held])
+    return data, tally
+
+
+def _refuse_overlong(bench: Workbench, items: Sequence[Pair | Judged]) -> None:
+    """Of KTO's rows the mismatched answers too: another row's answer may be longer."""
+    rows = ((answer.sample for answer in _all_answers(item)) for item in items)
+    refuse_overlong(bench.policy, rows, too_long("preference"))
 
 
 def as_judged(rows: Sequence[tuple[Unpaired, TrainingSample]], batches: Sequence[list[int]]) -> list[Judged]:

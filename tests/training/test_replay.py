@@ -124,7 +124,7 @@ def test_there_must_be_something_to_replay(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_trained_on_with_rows_that_are_only_replayed(tmp_path: Path) -> None:
-    """`sft.epochs = 0`: no step of SFT and no evaluation after it, the rows said and replayed all the same."""
+    """`sft.epochs = 0`: no step of SFT and no evaluation after it; the rows are said and replayed."""
     start = ladder.train(digit_recipe(tmp_path, "start", "rl=null"), display=Display(quiet=True))
     checkpoint = (f"model.name={start / 'final'}", "model.options={}")
     replaying = ("sft.epochs=0", "rl.replay=0.5", "rl.replay_batch=4")
