@@ -52,16 +52,16 @@ def main() -> None:
         "rl.replay_batch=4",
         *args.overrides,
     ]
-    rows = [("before RL", evaluated(args.start, args.out, "start", args.each), 0.0)]
+    rows = [("before RL", evaluated(args.start, args.out, "start", args.each))]
     for weight in args.weights:
         name = f"replay-{weight:g}"
         replayed = (
             f"sft={{data = {json.dumps(str(shown))}, epochs = 0, validation = 0}}" if weight else "sft=null"
         )
-        lines = run(args.out, name, "calculator", [*settings, replayed, f"rl.replay={weight}"])
+        run(args.out, name, "calculator", [*settings, replayed, f"rl.replay={weight}"])
         label = f"RL, rl.replay = {weight:g}" if weight else "RL alone"
         final = str(args.out / name / "final")
-        rows.append((label, evaluated(final, args.out, name, args.each), sum(m["seconds"] for m in lines)))
+        rows.append((label, evaluated(final, args.out, name, args.each)))
     text = table(rows, load_recipe("calculator", settings).rl)
     (args.results / "replay.md").write_text(text, encoding="utf-8")
     print(text)
@@ -109,7 +109,7 @@ def evaluated(model: str, out: Path, name: str, each: int) -> dict[str, list[int
     return found
 
 
-def table(rows: list[tuple[str, dict[str, list[int]], float]], rl: Any) -> str:
+def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
@@ -126,15 +126,14 @@ def table(rows: list[tuple[str, dict[str, list[int]], float]], rl: Any) -> str:
         "",
         "| | families played | "
         + " | ".join(f"`{f}`, not played" for f in LEFT_OUT)
-        + " | both not played | used the tool there | minutes of RL |",
-        "|---|" + "---|" * (len(LEFT_OUT) + 4),
+        + " | both not played | used the tool there |",
+        "|---|" + "---|" * (len(LEFT_OUT) + 3),
     ]
-    for label, found, seconds in rows:
+    for label, found in rows:
         left = [x for f in LEFT_OUT for x in found[f]]
         played = [x for f in PLAYED for x in found[f]]
         columns = [played, *(found[f] for f in LEFT_OUT), left, found["tool"]]
-        minutes = f"{seconds / 60:.1f}" if seconds else ""
-        out.append(f"| {label} | {' | '.join(map(cell, columns))} | {minutes} |")
+        out.append(f"| {label} | {' | '.join(map(cell, columns))} |")
     out += ["", "On the same problems (exact sign test):", ""]
     for i, j in ((0, 1), (1, 2)):
         if j < len(rows):
