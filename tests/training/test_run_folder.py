@@ -238,8 +238,8 @@ def test_a_run_that_is_not_there_is_no_model_of_the_hub(
 ) -> None:
     """The recipe `distill` names runs/calculator as its teacher, before anybody has trained it."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no run runs/calculator in .*`stepladder train calculator`"):
+    with pytest.raises(ConfigError, match=r"no run runs/calculator in .*`stepladder train calculator`"):
         model_folder("runs/calculator")
-    with pytest.raises(ConfigError, match="no run runs/mine in .*`stepladder train RECIPE`"):
+    with pytest.raises(ConfigError, match=r"no run runs/mine in .*`stepladder train RECIPE`"):
         model_folder("runs/mine")
     assert model_folder("org/model") == "org/model"
