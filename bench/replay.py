@@ -1,6 +1,6 @@
 """What RL unlearns on families it does not play, and what an SFT replay term holds of it.
 
-    python bench/replay.py --start runs/calculator-sft/final     # writes bench/results/replay.md
+    python bench/replay.py rl.steps=20 --start runs/calculator-sft/final     # writes bench/results/replay.md
 
 From one warm-started model, GRPO on the calculator's families that need the tool, with and without
 `rl.replay` of the 42 demonstrations of the warm start; two demonstrated families that are answered without
@@ -113,6 +113,8 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
+    more = f"Replay adds {rl.replay_batch} of the demonstrations to every update. "
+    replayed = more if len(rows) > 2 else ""
     out = [
         "# What RL unlearns elsewhere, and what replay holds",
         "",
@@ -120,9 +122,8 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
         f"{SEED}. SmolLM2-135M after SFT on 42 demonstrations; then {rl.steps} steps of GRPO with "
         f"{rl.tasks_per_step} tasks of {rl.group_size} episodes (learning rate {rl.learning_rate:g}) on the "
         f"{len(PLAYED)} families that need the tool. {' and '.join(f'`{f}`' for f in LEFT_OUT)} were "
-        "demonstrated, are answered without the tool and are not played. Replay adds "
-        f"{rl.replay_batch} of the demonstrations to every update. Greedy decoding, held-out problems, 95 % "
-        "Wilson intervals, in percent.",
+        f"demonstrated, are answered without the tool and are not played. {replayed}Greedy decoding, held-out "
+        "problems, 95 % Wilson intervals, in percent.",
         "",
         "| | families played | "
         + " | ".join(f"`{f}`, not played" for f in LEFT_OUT)
@@ -141,6 +142,9 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
                 compared(rows[i], rows[j], LEFT_OUT, "not played"),
                 compared(rows[i], rows[j], PLAYED, "played"),
             ]
+    start, alone = (sum(sum(found[f]) for f in LEFT_OUT) for _, found in rows[:2])
+    if alone >= start:
+        out += ["", "RL alone lost nothing on the families left out: here replay has nothing to hold."]
     return "\n".join(out) + "\n"
 
 
