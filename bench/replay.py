@@ -122,8 +122,8 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
         f"{SEED}. SmolLM2-135M after SFT on 42 demonstrations; then {rl.steps} steps of GRPO with "
         f"{rl.tasks_per_step} tasks of {rl.group_size} episodes (learning rate {rl.learning_rate:g}) on the "
         f"{len(PLAYED)} families that need the tool. {' and '.join(f'`{f}`' for f in LEFT_OUT)} were "
-        f"demonstrated, are answered without the tool and are not played. {replayed}Greedy decoding, held-out "
-        "problems, 95 % Wilson intervals, in percent.",
+        f"demonstrated, are answered without the tool and are not played. {replayed}Greedy decoding, "
+        "held-out problems, 95 % Wilson intervals, in percent.",
         "",
         "| | families played | "
         + " | ".join(f"`{f}`, not played" for f in LEFT_OUT)
