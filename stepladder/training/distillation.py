@@ -145,7 +145,10 @@ class DistillationRung(Rung):
             return []
         source = SftSection(data=section.data, demonstrations=section.demonstrations, validation=0)
         remedy = "shorten them or leave them out of distillation.data"
-        return sft_data(self.run.bench, source, seed=self.run.recipe.run.seed, remedy=remedy).train
+        data = sft_data(self.run.bench, source, seed=self.run.recipe.run.seed, remedy=remedy)
+        self.run.folder.log_data(self.name, data.facts())
+        self.run.display.note(f"{self.name}: {data.text}")
+        return data.train
 
     def _batch(self, conversations: Sequence[TrainingSample]) -> list[TrainingSample]:
         """The next batch; every conversation once an epoch, in an order that the epoch fixes."""
