@@ -96,6 +96,11 @@ class Recipe(Section):
                 f"rl.replay={self.rl.replay:g} mixes the demonstrations of [sft] into RL, and the recipe has "
                 "no [sft]; add one, or set rl.replay = 0"
             )
+        if self.sft is not None and not self.sft.epochs and not (self.rl and self.rl.replay):
+            raise ValueError(
+                "sft.epochs=0 keeps the rows of [sft] for rl.replay alone, and nothing replays them; set "
+                "rl.replay = 0.1, or sft.epochs = 10"
+            )
         if self.preference is not None:
             self._check_preference(self.preference)
         if self.rollout.max_tokens >= self.rollout.max_context:

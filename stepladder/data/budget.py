@@ -69,12 +69,14 @@ class Tally:
     cut_prompts: int = 0
     cut_completions: int = 0
     split_texts: int = 0
+    left_out: int = 0  # samples of rows that were kept: of several, those beyond the limit
     lost_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def keep(self, parts: Sequence[Fitted]) -> None:
-        """A row that gave these samples; the samples of a row share its prompt."""
+    def keep(self, parts: Sequence[Fitted], left_out: int = 0) -> None:
+        """A row that gave these samples, which share its prompt; `left_out` more had nothing to learn."""
         self.kept += 1
+        self.left_out += left_out
         self.cut_prompts += any(p.prompt_lost for p in parts)
         self.cut_completions += sum(bool(p.completion_lost) for p in parts)
         self.lost_tokens += max(p.prompt_lost for p in parts) + sum(p.completion_lost for p in parts)
@@ -104,6 +106,9 @@ class Tally:
             parts.append(f"{self.split_texts:,} text{'s' * (self.split_texts > 1)} split")
         if self.lost_tokens:
             parts[-1] += f" ({self.lost_tokens:,} tokens lost)"
+        if self.left_out:
+            plural = "s" * (self.left_out > 1)
+            parts.append(f"{self.left_out:,} answer{plural} beyond the limit left out")
         if self.dropped:
             why = "; ".join(f"{reason}: {n:,}" for reason, n in sorted(self.dropped.items()))
             parts.append(f"{sum(self.dropped.values()):,} dropped ({why})")
@@ -113,7 +118,11 @@ class Tally:
 def limit_tokens(
     samples: Sequence[TrainingSample], max_tokens: int, overlong: Literal["cut", "drop"]
 ) -> list[Fitted] | Dropped:
-    """The samples of one row within `max_tokens` each: cut at their end, or the row is dropped."""
+    """The samples of one row within `max_tokens` each: cut at their end, or the row is dropped.
+
+    Of a row that the chat template makes several samples of, those without a trained token within the limit
+    are missing: `Tally.keep` is told how many.
+    """
     longest = max(len(s.token_ids) for s in samples)
     key = samples[0].trajectory_id
     if longest > max_tokens and overlong == "drop":

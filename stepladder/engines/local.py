@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from stepladder.data.positions import max_positions
 from stepladder.engines.prefix_cache import PrefixCache
 from stepladder.engines.request import Holder, Request, Stats, uniforms
 from stepladder.engines.scheduler import Limits, Scheduler
@@ -322,10 +323,7 @@ def _settle(future: asyncio.Future[Generation], result: Generation | Exception) 
 
 def _context(model: Any, asked: int | None) -> int:
     """The longest sequence: what was asked for, at most what the model has positions for."""
-    config = model.config.get_text_config()
-    made_for: int | None = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "n_positions", None
-    )
+    made_for = max_positions(model)
     if asked is None:
         return made_for or 4096
     if asked < 2:

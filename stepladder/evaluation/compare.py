@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepladder.errors import ConfigError
-from stepladder.evaluation.curves import resampled_means
+from stepladder.evaluation.curves import resampled_means, task_value
 from stepladder.evaluation.samples import TaskSamples
 from stepladder.reports.tables import sign_test, wilson_interval
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`one` minus `other`, mean share of solved samples a task. `p`: two-sided, of equal models.
+    """`one` minus `other`, mean share of solved samples a task (or its pass@k). `p`: two-sided, of equal
+    models.
 
     `better`, `worse`, `equal` count tasks by the sign of their difference. `interval` holds the true
     difference in 95 % of repetitions with other tasks (paired bootstrap; where all tasks differ by the same,
@@ -33,8 +34,10 @@ class Comparison:
     p: float
 
 
-def compare(one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: int = 0) -> Comparison:
-    """Compare two models that played the same tasks, in the same order.
+def compare(
+    one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, k: int = 1, seed: int = 0
+) -> Comparison:
+    """Compare two models that played the same tasks, in the same order, by pass@k (k = 1: the share solved).
 
     Raises ConfigError where the tasks differ.
     """
@@ -42,7 +45,7 @@ def compare(one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: i
         raise ConfigError(
             f"a paired comparison needs the same tasks on both sides; got {len(one)} and {len(other)}"
         )
-    shares = [[t.solved / len(t.samples) for t in side] for side in (one, other)]
+    shares = [[task_value(t, "pass", k) for t in side] for side in (one, other)]
     gaps = [a - b for a, b in zip(*shares, strict=True)]
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     n = len(gaps)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from stepladder.data.batching import micro_batches
 from stepladder.data.budget import Dropped
 from stepladder.data.chat import Renderer
+from stepladder.data.positions import max_positions
 from stepladder.data.records import Steps
 from stepladder.data.samples import StepSample, completion_samples, step_samples
 from stepladder.errors import ConfigError, DataError
@@ -31,8 +31,7 @@ class ConversationScorer:
     def __init__(self, model: ScoredModel, info: RewardInfo, *, token_budget: int = 8192) -> None:
         self.model, self.info, self.token_budget = model, info, token_budget
         self.renderer = Renderer(model.tokenizer, extra_stop_ids=info.stop_token_ids)
-        text: Any = model.policy.lm.config.get_text_config()
-        self.limit: int | None = getattr(text, "max_position_embeddings", None)
+        self.limit = max_positions(model.policy.lm)
         self._turn = threading.Lock()
 
     @classmethod

@@ -12,6 +12,11 @@ from stepladder.sections.fitting import FittingSection
 class SftSection(FittingSection):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
 
+    epochs: int = Field(
+        10,
+        ge=0,
+        description="at most; early stop comes first. 0: no fine-tuning, the rows are there for rl.replay",
+    )
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
     data: str | None = Field(None, description="rows: a file, folder or glob; docs/data.md lists formats")
     train: Literal["assistant", "completion", "last_turn", "full"] = Field(

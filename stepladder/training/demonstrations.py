@@ -12,9 +12,15 @@ from stepladder.data.samples import text_samples
 from stepladder.errors import DataError
 from stepladder.sections.sft import SftSection
 from stepladder.training.naming import naming
+from stepladder.training.overlong import refuse_overlong
 from stepladder.training.setup import Workbench
 from stepladder.training.sft_rows import Row, SftRows, file_rows
 from stepladder.types import Message, Tool, TrainingSample
+
+REMEDY = (
+    'leave them out with sft.max_tokens = {limit}, or cut them with that and sft.overlong = "cut" (texts '
+    "are split)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,9 @@ class SftData:
         return {"text": self.text, "fingerprint": self.rows.fingerprint}
 
 
-def sft_data(bench: Workbench, settings: SftSection, *, seed: int) -> SftData:
-    """The samples of SFT. Raises `DataError` when `sft.max_tokens` leaves nothing on either side."""
+def sft_data(bench: Workbench, settings: SftSection, *, seed: int, remedy: str = REMEDY) -> SftData:
+    """The samples of SFT. Raises `DataError` when `sft.max_tokens` leaves nothing on either side, and for
+    rows longer than the model has positions for, of which `remedy` says what to do."""
     rows = file_rows(settings, seed) if settings.data is not None else _made(bench, settings, seed)
     tally = Tally()
     train = _rendered(bench, settings, rows.train, "demo", tally)
@@ -47,6 +54,7 @@ def sft_data(bench: Workbench, settings: SftSection, *, seed: int) -> SftData:
         raise DataError(
             f"nothing is left to {side}: {tally.text}; raise sft.max_tokens={settings.max_tokens}"
         )
+    refuse_overlong(bench.policy, ((sample,) for sample in (*train, *held)), remedy)
     return SftData(rows, train, held, tally)
 
 
@@ -105,7 +113,7 @@ def _row_samples(
         if isinstance(cut, Dropped):
             return cut
         fitted = cut
-    tally.keep(fitted)
+    tally.keep(fitted, left_out=len(samples) - len(fitted))
     return [f.sample for f in fitted]
 
 

@@ -144,7 +144,11 @@ class DistillationRung(Rung):
         if section.on_policy == 1:
             return []
         source = SftSection(data=section.data, demonstrations=section.demonstrations, validation=0)
-        return sft_data(self.run.bench, source, seed=self.run.recipe.run.seed).train
+        remedy = "shorten them or leave them out of distillation.data"
+        data = sft_data(self.run.bench, source, seed=self.run.recipe.run.seed, remedy=remedy)
+        self.run.folder.log_data(self.name, data.facts())
+        self.run.display.note(f"{self.name}: {data.text}")
+        return data.train
 
     def _batch(self, conversations: Sequence[TrainingSample]) -> list[TrainingSample]:
         """The next batch; every conversation once an epoch, in an order that the epoch fixes."""

@@ -249,7 +249,20 @@ def _two(one: Played, other: Played, seed: int) -> dict[str, Any]:
         "budget": one.budget,
         "overall": dataclasses.asdict(compare(one.tasks, other.tasks, seed=seed)),
         "by_domain": {d: dataclasses.asdict(c) for d, c in domains.items()},
-        "crossover": crossover(one.curves[0], other.curves[0]),
+        "passed": _passed(one.tasks, other.tasks, seed) if len(one.tasks[0].samples) > 1 else None,
+    }
+
+
+def _passed(one: Sequence[TaskSamples], other: Sequence[TaskSamples], seed: int) -> dict[str, Any]:
+    """pass@k of all samples, and at which of all k the one behind at k = 1 has caught up."""
+    n = len(one[0].samples)
+    ours, others = (curve(tasks, "pass", range(1, n + 1), seed=seed) for tasks in (one, other))
+    gap = ours.at(1).value - others.at(1).value
+    return {
+        "k": n,
+        "last": dataclasses.asdict(compare(one, other, k=n, seed=seed)),
+        "ahead": "one" if gap > 0 else "other" if gap < 0 else None,  # at k = 1
+        "crossover": crossover(ours, others),
     }
 
 
@@ -297,9 +310,28 @@ def comparison_text(c: dict[str, Any]) -> list[str]:
         lines.append(
             f"  {name}: {d['other']:.0%} -> {d['one']:.0%} ({100 * low:+.0f} to {100 * high:+.0f}), {verdict}"
         )
-    if c["crossover"] is not None:
-        lines.append(f"pass@k: the one behind at k = 1 has caught up at k = {c['crossover']}")
+    if c["passed"]:
+        lines += _passed_text(c, c["passed"])
     return lines
+
+
+def _passed_text(c: dict[str, Any], passed: dict[str, Any]) -> list[str]:
+    """pass@k at the end, and the crossover, or that there is none."""
+    k, last = passed["k"], passed["last"]
+    low, high = last["interval"]
+    text = (
+        f"pass@{k}: {c['one']} {last['one']:.1%}, {c['other']} {last['other']:.1%}, difference "
+        f"{100 * last['difference']:+.1f} points (95% {100 * low:+.1f} to {100 * high:+.1f})"
+    )
+    if passed["ahead"] is None:
+        return [text, "pass@k: neither is ahead at k = 1"]
+    ahead, behind = (c["one"], c["other"]) if passed["ahead"] == "one" else (c["other"], c["one"])
+    if passed["crossover"] is None:
+        return [text, f"pass@k: {behind} is behind {ahead} at every k from 1 to {k}: no crossover"]
+    return [
+        text,
+        f"pass@k: {behind}, behind at k = 1, has caught up with {ahead} at k = {passed['crossover']}",
+    ]
 
 
 def share_text(point: dict[str, Any]) -> str:

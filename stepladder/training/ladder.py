@@ -22,6 +22,7 @@ from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
+from stepladder.training.anchoring import anchored
 from stepladder.training.distillation import DistillationRung
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
@@ -85,7 +86,7 @@ def train(
     RunFolder.check_new(path, overwrite=overwrite)
     # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
     # computes in the policy's type; rl.correction = "auto" follows from the two.
-    recipe = recipe.model_copy(update={"model": resolved(recipe.model)})
+    recipe = anchored(recipe.model_copy(update={"model": resolved(recipe.model)}))
     bench = prepare(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)
@@ -162,7 +163,8 @@ class Ladder:
         if e.few_shot:
             self.evaluate("few-shot", 0, e.raw or e.tasks, examples=e.few_shot)
         for name, kind in RUNGS.items():
-            if getattr(self.recipe, name) is None:
+            section = getattr(self.recipe, name)
+            if section is None or getattr(section, "epochs", 1) == 0:  # [sft] may only feed rl.replay
                 continue
             if name not in self.done:
                 self._climb_rung(name, kind)

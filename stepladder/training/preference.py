@@ -39,6 +39,7 @@ from stepladder.training.preference_step import (
 )
 from stepladder.training.reference_logprobs import ReferenceLog
 from stepladder.training.rung import Run, Rung
+from stepladder.types import TrainingSample
 
 log = logging.getLogger("stepladder")
 
@@ -175,13 +176,16 @@ class PreferenceRung(Rung):
         """Samples and, where the loss has one, the log-probabilities of the reference."""
         run, settings = self.run, self.settings
         said: list[str] = []
-        train, held = preference_rows(run.bench, settings, run.folder.path, seed=seed, say=said.append)
+        sampled: dict[str, tuple[TrainingSample, ...]] = {}
+        train, held = preference_rows(
+            run.bench, settings, run.folder.path, seed=seed, say=said.append, found=sampled
+        )
         data: PairData | JudgedData
         if settings.loss == "kto":
-            data, tally = judged_data(run.bench, train, held, settings, seed=seed)
+            data, tally = judged_data(run.bench, train, held, settings, sampled, seed=seed)
             warn_of_imbalance(data, settings)
         else:
-            data, tally = pair_data(run.bench, train, held, settings)
+            data, tally = pair_data(run.bench, train, held, settings, sampled)
         text = "; ".join((*said, tally.text))
         run.display.note(f"{self.name}: {text}")
         run.folder.log_data(self.name, {"text": text, "fingerprint": fingerprint_of([*train, *held])})

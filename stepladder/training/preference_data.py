@@ -11,18 +11,21 @@ from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.datasets import read_dataset
 from stepladder.data.records import Preference, Unpaired
 from stepladder.data.samples import preference_samples, unpaired_samples
-from stepladder.data.split import repeated, split_by_content
+from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
 from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.training.demonstrations import opening_tools
 from stepladder.training.naming import naming
+from stepladder.training.overlong import refuse_overlong, too_long
 from stepladder.training.preference_step import Answer, Judged, Pair
 from stepladder.training.reference_logprobs import ReferenceLog
 from stepladder.training.rows import PAIRS
+from stepladder.training.sampled_pairs import Sampled, sampled_pairs, sampled_row
 from stepladder.training.setup import Workbench
 from stepladder.types import TrainingSample
 
 Row = Preference | Unpaired
+NONE: Sampled = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,12 @@ def preference_rows(
     *,
     seed: int,
     say: Callable[[str], None] = lambda text: None,
+    found: dict[str, tuple[TrainingSample, ...]] | None = None,
 ) -> tuple[list[Row], list[Row]]:
     """(training, validation) records, with no prompt in common; single answers for KTO, else pairs.
 
-    `say` is told what the file was taken for, and how many of its rows were repetitions.
+    `say` is told what the file was taken for, and how many of its rows were repetitions. `found` is given
+    the sampled tokens of the rows that an earlier rung of the run wrote.
     """
     rows: list[Row]
     if settings.data is None:
@@ -76,6 +81,10 @@ def preference_rows(
         dataset = read_dataset(path, kind=settings.kind)
         rows = list(dataset.records)
         say(dataset.description)
+        if found is not None and settings.data == EARLIER_RUNG:
+            found |= sampled_pairs(folder, rows)
+            known = sum(fingerprint_of([row]) in found for row in rows)
+            say(f"{known} of {len(rows)} in the tokens they were sampled in")
     if not settings.validation:
         return rows, []
     train, held = split_by_content(rows, settings.validation, seed)
@@ -170,15 +179,26 @@ def mismatch(one: TrainingSample, other: TrainingSample) -> TrainingSample:
 
 
 def pair_data(
-    bench: Workbench, train: Sequence[Row], held: Sequence[Row], settings: PreferenceSection
+    bench: Workbench,
+    train: Sequence[Row],
+    held: Sequence[Row],
+    settings: PreferenceSection,
+    sampled: Sampled = NONE,
 ) -> tuple[PairData, Tally]:
-    """(samples of pairs, without reference log-probabilities; what of the rows was kept, cut and dropped)."""
+    """(samples of pairs, without reference log-probabilities; what of the rows was kept, cut and dropped).
+
+    Rows that `sampled` knows are taken in the tokens they were sampled in.
+    """
     tally = Tally()
 
     def pairs(rows: Sequence[Row], name: str) -> list[Pair]:
         out = []
         for i, row in enumerate(rows):
             assert isinstance(row, Preference)
+            if sides := sampled_row(sampled, row, f"{name}-{i}", _budget(settings)):
+                tally.kept += 1
+                out.append(as_pair(*sides))
+                continue
             with naming(row.prompt):
                 both = preference_samples(
                     bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
@@ -187,7 +207,9 @@ def pair_data(
                 out.append(as_pair(*both))
         return out
 
-    return PairData(pairs(train, "pair"), pairs(held, "held")), tally
+    data = PairData(pairs(train, "pair"), pairs(held, "held"))
+    _refuse_overlong(bench, [*data.train, *data.held])
+    return data, tally
 
 
 def as_pair(chosen: TrainingSample, rejected: TrainingSample) -> Pair:
@@ -197,7 +219,13 @@ def as_pair(chosen: TrainingSample, rejected: TrainingSample) -> Pair:
 
 
 def judged_data(
-    bench: Workbench, train: Sequence[Row], held: Sequence[Row], settings: PreferenceSection, *, seed: int
+    bench: Workbench,
+    train: Sequence[Row],
+    held: Sequence[Row],
+    settings: PreferenceSection,
+    sampled: Sampled = NONE,
+    *,
+    seed: int,
 ) -> tuple[JudgedData, Tally]:
     """(single answers with their mismatched ones, without reference log-probabilities; what was kept).
 
@@ -209,6 +237,10 @@ def judged_data(
         out = []
         for i, row in enumerate(rows):
             assert isinstance(row, Unpaired)
+            if sides := sampled_row(sampled, row, f"{name}-{i}", _budget(settings)):
+                tally.kept += 1
+                out.append((row, sides[0]))
+                continue
             with naming(row.prompt):
                 one = unpaired_samples(
                     bench.renderer, row, group_id=f"{name}-{i}", budget=_budget(settings), tally=tally
@@ -226,7 +258,15 @@ def judged_data(
     batches = fixed_batches(len(kept), settings.batch_size, seed=seed)
     batches = of_several_prompts(batches, [repr(row.prompt) for row, _ in kept])
     everything = [list(range(len(kept_held)))] if kept_held else []
-    return JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches), tally
+    data = JudgedData(as_judged(kept, batches), as_judged(kept_held, everything), batches)
+    _refuse_overlong(bench, [*data.train, *data.held])
+    return data, tally
+
+
+def _refuse_overlong(bench: Workbench, items: Sequence[Pair | Judged]) -> None:
+    """Of KTO's rows the mismatched answers too: another row's answer may be longer."""
+    rows = ((answer.sample for answer in _all_answers(item)) for item in items)
+    refuse_overlong(bench.policy, rows, too_long("preference"))
 
 
 def as_judged(rows: Sequence[tuple[Unpaired, TrainingSample]], batches: Sequence[list[int]]) -> list[Judged]:

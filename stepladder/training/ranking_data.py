@@ -12,6 +12,7 @@ from stepladder.errors import DataError
 from stepladder.sections.reward_model import RewardModelSection
 from stepladder.sections.scoring import ScoringSection
 from stepladder.training.naming import naming
+from stepladder.training.overlong import refuse_overlong, too_long
 from stepladder.training.ranking_step import Ranked
 from stepladder.training.scoring_files import RankedRow, Report, read_ranked, split_and_encode
 from stepladder.training.setup import Workbench
@@ -21,7 +22,8 @@ from stepladder.types import TrainingSample
 def ranked_data(
     bench: Workbench, settings: RewardModelSection, *, seed: int, report: Report
 ) -> tuple[list[Ranked], list[Ranked]]:
-    """(training, validation) rows with no prompt in common. Raises DataError where none is left."""
+    """(training, validation) rows with no prompt in common. Raises DataError where none is left, or some
+    are longer than the model has positions for."""
     rows: Sequence[RankedRow]
     if settings.data is None:
         rows, said = bench.world.preferences(settings.pairs, seed), ""
@@ -32,7 +34,9 @@ def ranked_data(
     def encoded(some: Sequence[RankedRow], name: str, tally: Tally) -> list[Ranked]:
         return encode(bench.renderer, some, settings, name, tally)
 
-    return split_and_encode(rows, said, settings.validation, seed, encoded, report)
+    train, held = split_and_encode(rows, said, settings.validation, seed, encoded, report)
+    refuse_overlong(bench.policy, (row.samples for row in (*train, *held)), too_long("reward_model"))
+    return train, held
 
 
 def encode(

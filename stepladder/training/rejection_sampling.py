@@ -29,6 +29,7 @@ from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rl_metrics import rollout_metrics
 from stepladder.training.rows import ACCEPTED, PAIRS, accepted_row, pair_row
 from stepladder.training.rung import Run
+from stepladder.training.sampled_pairs import SAMPLED
 from stepladder.training.selection import Seen, accepted, best_and_worst, select
 from stepladder.training.sft import CHECKPOINT_SECONDS, FittingRung
 from stepladder.training.step import Metrics
@@ -149,6 +150,8 @@ class RejectionSamplingRung(FittingRung):
         kept = accepted(groups, selected)
         folder.log_rows(ACCEPTED, [accepted_row(t) for t in kept])
         folder.log_rows(PAIRS, [pair_row(*pair) for pair in pairs])
+        both = [t for pair in pairs for t in pair]
+        folder.log_trajectories(both, step=self.before, phase=SAMPLED, samples=True)
         folder.log_trajectories(kept, step=self.before, phase=TRAJECTORIES, samples=True)
         played = [t for g in groups for t in g.trajectories]
         folder.log_trajectories(played, step=self.before, phase=self.name)

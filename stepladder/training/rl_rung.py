@@ -157,9 +157,10 @@ class RlRung(Rung):
         if not s.replay:
             return None
         assert recipe.sft is not None
-        samples = sft_data(self.run.bench, recipe.sft, seed=recipe.run.seed).train
+        data = sft_data(self.run.bench, recipe.sft, seed=recipe.run.seed)
+        self.run.folder.log_data("sft", data.facts())
         return Replay(
-            self.run.bench.policy, samples, s.replay, s.replay_batch, s.token_budget, recipe.run.seed
+            self.run.bench.policy, data.train, s.replay, s.replay_batch, s.token_budget, recipe.run.seed
         )
 
     def _trained(self) -> nn.Module:

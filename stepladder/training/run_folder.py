@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from stepladder.config import bundled_recipes
 from stepladder.errors import CheckpointError, ConfigError
 from stepladder.policies.atomic import write_file
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
@@ -256,8 +257,18 @@ class RunFolder:
 
 
 def model_folder(name: str) -> str | Path:
-    """The trained model inside a run folder; anything else stays what it is."""
+    """The trained model inside a run folder; anything else stays what it is.
+
+    Raises ConfigError for a run that has not finished, and for one under runs/ that is not there, which would
+    be taken for a hub id.
+    """
     path = Path(name)
+    if path.parts[:1] == ("runs",) and not path.exists():
+        made = path.name if path.name in bundled_recipes() else "RECIPE"
+        raise ConfigError(
+            f"there is no run {name} in {Path.cwd()}; make it with `stepladder train {made}`, or name the "
+            "folder of another run"
+        )
     if (path / RECIPE).is_file():
         if not (path / "final").is_dir():
             raise ConfigError(

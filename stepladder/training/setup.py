@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,7 +204,10 @@ def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    return Policy(get_peft_model(policy.lm, config), policy.tokenizer)
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.24 for it under its old name
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*deprecated", FutureWarning)
+        adapted = get_peft_model(policy.lm, config)
+    return Policy(adapted, policy.tokenizer)
 
 
 def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:

@@ -14,6 +14,7 @@ from stepladder.errors import DataError
 from stepladder.policies.atomic import write_file
 from stepladder.sections.process_reward_model import ProcessRewardModelSection
 from stepladder.training.naming import naming
+from stepladder.training.overlong import refuse_overlong, too_long
 from stepladder.training.ranking_data import budget_of
 from stepladder.training.scoring_files import Report, read_steps, split_and_encode
 from stepladder.training.setup import Workbench
@@ -26,13 +27,17 @@ STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelle
 def step_data(
     bench: Workbench, settings: ProcessRewardModelSection, folder: Path, *, seed: int, report: Report
 ) -> tuple[list[StepSample], list[StepSample]]:
-    """(training, validation) solutions with no prompt in common. Raises DataError where none is left."""
+    """(training, validation) solutions with no prompt in common. Raises DataError where none is left, or
+    some are longer than the model has positions for."""
     rows, said = step_rows(bench, settings, folder, seed=seed)
 
     def encoded(some: Sequence[Steps], name: str, tally: Tally) -> list[StepSample]:
         return encode(bench.renderer, some, settings, name, tally)
 
-    return split_and_encode(rows, said, settings.validation, seed, encoded, report)
+    train, held = split_and_encode(rows, said, settings.validation, seed, encoded, report)
+    rows_of = ((solution.sample,) for solution in (*train, *held))
+    refuse_overlong(bench.policy, rows_of, too_long("process_reward_model"))
+    return train, held
 
 
 def step_rows(

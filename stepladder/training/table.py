@@ -14,6 +14,7 @@ from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.reports.run import RECIPE
 from stepladder.rollout import Limits, Scorer
+from stepladder.training.anchoring import import_path
 from stepladder.training.loop_thread import LoopThread
 from stepladder.training.run_folder import model_folder
 from stepladder.training.setup import Workbench, limits_of, make_scorer, make_world, prepare
@@ -103,6 +104,6 @@ def _trained_with(model: str, environment: str) -> dict[str, Any]:
     if not (Path(model) / RECIPE).is_file():
         return {"environment": {"name": environment}}
     sections = run_sections(Path(model))
-    if sections["environment"]["name"] != environment:
+    if sections["environment"]["name"] not in (environment, import_path(environment)):
         sections["environment"] = {"name": environment}
     return sections

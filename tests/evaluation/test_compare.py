@@ -24,11 +24,18 @@ from stepladder.evaluation import held_out
 from stepladder.evaluation.beam import Beam
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare, sign_test
+from stepladder.evaluation.curves import curve
 from stepladder.evaluation.samples import Sample, TaskSamples, play_samples, read_samples
 from stepladder.objectives.reward_model import calibration_error
 from stepladder.rewards.reward import as_reward
 from stepladder.rollout import Limits
-from stepladder.training.evaluate_samples import Asked, evaluate_samples
+from stepladder.training.evaluate_samples import (
+    Asked,
+    Played,
+    comparison_text,
+    evaluate_samples,
+    summarised,
+)
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 from stepladder.types import Message, Reset, Step, Task
@@ -228,6 +235,30 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
     text = console.export_text()
     assert "exact sign test" in text
     assert "weighted@k" in text
+
+
+@pytest.mark.parametrize(
+    ("trained", "base", "said"),
+    [
+        # Trained: 4 and 0 of 4 right, pass@k = 1/2. Base: 1 and 1 of 4, pass@1 = 1/4, pass@2 = 1 - 3/6 = 1/2.
+        ((4, 0), (1, 1), ["pass@4: rl 50.0%, base 100.0%, difference -50.0", "with rl at k = 2"]),
+        ((4, 3), (1, 0), ["pass@4: rl 100.0%, base 50.0%", "base is behind rl at every k from 1 to 4: no"]),
+        ((2, 2), (4, 0), ["pass@4: rl 100.0%, base 50.0%", "neither is ahead at k = 1"]),
+    ],
+)
+def test_the_crossover_of_pass_at_k_is_said_in_any_case(
+    trained: tuple[int, ...], base: tuple[int, ...], said: list[str]
+) -> None:
+    """Of every k, not of those that are printed."""
+    asked = Asked("calculator", samples=4, ks=(1, 4), tasks=2)
+    played = [
+        Played(name, None, rows, tuple(curve(rows, kind, asked.counts) for kind in asked.kinds), 0.0)
+        for name, solved in (("rl", trained), ("base", base))
+        for rows in [tasks(*[tuple(i < n for i in range(4)) for n in solved])]
+    ]
+    (comparison,) = summarised(played, asked)["comparisons"]
+    for line, part in zip(comparison_text(comparison)[-2:], said, strict=True):
+        assert part in line
 
 
 def test_tasks_that_all_differ_by_the_same_leave_room_for_others() -> None:

@@ -148,6 +148,22 @@ def test_the_crossover_is_where_the_one_behind_has_caught_up() -> None:
         ("1,2", "1,2"),  # no number with a comma for thousands
         ("  ", None),
         ("Answer:", None),
+        # A choice's letter, alone, in brackets, with a bracket or a stop, in bold.
+        ("B", "b"),
+        ("(B)", "b"),
+        ("b).", "b"),
+        ("Answer: **(B)**.", "b"),
+        ("\\boxed{(B)}", "b"),
+        ("(a) or (b)", "(a) or (b)"),
+        # Money, and numbers in mathematics.
+        ("$12", "12"),
+        ("-$1,200.50.", "-1200.5"),
+        ("\\boxed{\\$5}", "5"),
+        ("\\(12\\)", "12"),
+        ("(1,200)", "(1,200)"),  # a pair, not 1200
+        ("f(x)", "f(x)"),
+        ("'Yes'", "yes"),
+        ("it's 12 %", "it's 12 %"),
     ],
 )
 def test_equal_answers_are_equal_texts(text: str, answer: str | None) -> None:

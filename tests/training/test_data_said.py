@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import scoring_runs as runs
+from spine import sample
 
+from stepladder.data.budget import Tally, limit_tokens
 from stepladder.errors import CheckpointError, DataError, TemplateError
 from stepladder.training.preference_data import judged_data, preference_rows
 from stepladder.training.ranking_data import ranked_data
@@ -128,3 +130,67 @@ def test_a_batch_that_has_one_prompt_by_chance_is_joined_to_another(tmp_path: Pa
     data, _ = judged_data(bench, rows, [], made.preference, seed=seed)
     assert sorted(i for batch in data.fixed for i in batch) == list(range(12))
     assert all(len({rows[i].prompt for i in batch}) > 1 for batch in data.fixed)
+
+
+TOO_LONG = (
+    r"of 6 rows are longer than the 128 tokens that the model has positions for .* the longest \d+ tokens; "
+)
+LONG = "abcdef" * 30
+
+
+@pytest.mark.parametrize(
+    ("section", "rows", "said"),
+    [
+        (
+            "sft",
+            [PAIRS[0] | {"chosen": LONG}, *PAIRS[1:]],
+            "1 " + TOO_LONG + "leave them out with sft.max_tokens = 128",
+        ),
+        (
+            "preference",
+            [PAIRS[0] | {"rejected": LONG}, *PAIRS[1:]],
+            "1 " + TOO_LONG + ".* add up to at most 128",
+        ),
+        (
+            "reward_model",
+            [*PAIRS[:4], *({"prompt": LONG + p, "chosen": "a", "rejected": "b"} for p in "xy")],
+            "2 " + TOO_LONG + "cut or drop them: reward_model.max_prompt_tokens",
+        ),
+        ("process_reward_model", [STEPS[0] | {"steps": ["a", LONG]}, *STEPS[1:]], "1 " + TOO_LONG),
+    ],
+)
+def test_rows_longer_than_the_model_are_refused_before_training(
+    tmp_path: Path, section: str, rows: list[dict[str, Any]], said: str
+) -> None:
+    made = recipe(section, write(tmp_path / "a.jsonl", rows))
+    with pytest.raises(DataError, match=said):
+        runs.train(made)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_the_mend_that_is_named_for_long_rows_works(tmp_path: Path) -> None:
+    rows = [PAIRS[0] | {"chosen": LONG}, *PAIRS[1:]]
+    run = runs.train(recipe("sft", write(tmp_path / "a.jsonl", rows), "max_tokens=128"))
+    assert "5 kept, 1 dropped (over max_tokens=128: 1)" in (run / "data.json").read_text()
+
+
+def test_a_mismatched_answer_of_kto_may_be_too_long_where_no_row_is(tmp_path: Path) -> None:
+    """The longest prompt fits its own answer and the longest answer its own prompt, but not each other."""
+    rows = [
+        {"prompt": "abcdef" * 13 + "?", "completion": "a", "label": True},
+        {"prompt": "b?", "completion": "abcdef" * 13, "label": False},
+    ]
+    made = recipe("preference", write(tmp_path / "a.jsonl", rows), "loss=kto", "validation=0", "batch_size=2")
+    with pytest.raises(DataError, match="1 of 2 rows are longer than the 128 tokens"):
+        runs.train(made)
+
+
+def test_answers_beyond_the_limit_are_counted() -> None:
+    """A template that rewrites earlier turns makes a sample of each answer; the second begins at token 6."""
+    first, second = sample((1, 2, 3, 4), 2), sample((1, 2, 5, 6, 7, 8, 9), 6)
+    kept = limit_tokens([first, second], 5, "cut")
+    assert isinstance(kept, list)
+    assert [f.sample for f in kept] == [first]
+    tally = Tally()
+    tally.keep(kept, left_out=1)
+    assert tally.text == "1 row: 1 kept, 1 answer beyond the limit left out"

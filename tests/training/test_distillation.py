@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,8 @@ def test_a_resumed_run_is_the_quiet_one(
     assert all(one[k].numpy().tobytes() == other[k].numpy().tobytes() for k in other)
     kinds = [m["on_policy"] for m in lines(calm / "metrics.jsonl") if m["phase"] == "distillation"]
     assert set(kinds) == {0.0, 1.0}
+    said = json.loads((path / "data.json").read_text())["distillation"]["text"]
+    assert said == "24 demonstrations of the environment; 24 rows: 24 kept"
 
 
 @pytest.mark.parametrize(

@@ -37,3 +37,15 @@ def test_the_time_left_after_a_pause_is_that_of_the_steps(monkeypatch) -> None:
     now[0] = 130.0
     display.step(3, {})
     assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == ["left 30s", "left 20s"]
+
+
+def test_each_rung_shows_the_number_it_is_watched_by() -> None:
+    """Distillation its distance to the teacher, a validation of preferences its accuracy."""
+    out = StringIO()
+    display = Display(Console(file=out, width=200))
+    display.start("distillation", 4, 0)
+    display.step(1, {"loss": 0.2, "teacher_kl": 4.66371, "grad_norm": 1.4})
+    display.step(2, {"validation_loss": 0.6844, "validation_accuracy": 0.75})
+    first, second = out.getvalue().splitlines()
+    assert "teacher KL 4.664  grad 1.40" in first
+    assert "val loss 0.6844  val acc 75%" in second

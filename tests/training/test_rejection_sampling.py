@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ from safetensors.torch import load_file
 from spine import digit_recipe, lines
 
 from stepladder.config import Recipe
+from stepladder.data.budget import Budget
 from stepladder.data.datasets import read_dataset
 from stepladder.errors import ConfigError, DataError, RunStopped
-from stepladder.training import ladder, rejection_sampling, sft
+from stepladder.training import ladder, preference_data, rejection_sampling, sft
+from stepladder.training.preference_data import both_sides
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_from_dict
 from stepladder.training.run_folder import RunFolder
+from stepladder.training.sampled_pairs import sampled_pairs, sampled_row
 
 SMALL = (
     "rl=null",
@@ -93,6 +98,41 @@ def test_the_samples_are_the_sampled_tokens(quiet: Path) -> None:
         last = trajectory.turns[-1]
         assert sample.token_ids == last.prompt_ids + last.token_ids
         assert sum(sample.mask) == trajectory.num_sampled_tokens
+
+
+def test_pairs_keep_the_sampled_tokens_for_preference_optimisation(quiet: Path) -> None:
+    """Each side is its episode's last prompt and ids, whatever its text would be encoded to."""
+    pairs = read_dataset(quiet / "pairs.jsonl", "preference").records
+    episodes = [line["turns"][-1] for line in lines(quiet / "trajectories" / "pairs.jsonl")]
+    sampled = sampled_pairs(quiet, pairs)
+    answers = sampled_pairs(quiet, read_dataset(quiet / "pairs.jsonl", "unpaired").records)
+    assert len(episodes) == 2 * len(pairs)
+    assert sampled
+    for i, pair in enumerate(pairs):
+        sides = sampled_row(sampled, pair, "pair-7", Budget())
+        if sides is None:  # two episodes that said the same with other luck
+            continue
+        assert [s.trajectory_id for s in sides] == ["pair-7/chosen", "pair-7/rejected"]
+        for side, turn, answer in zip(sides, episodes[2 * i :], both_sides(pair), strict=False):
+            assert list(side.token_ids[-len(turn["token_ids"]) :]) == turn["token_ids"]
+            (alone,) = sampled_row(answers, answer, "answer-0", Budget()) or (side,)
+            assert alone.token_ids == side.token_ids
+        assert sampled_row(sampled, pair, "pair-7", Budget(max_completion_tokens=1)) is None  # cut as text
+
+
+def test_preference_optimisation_takes_the_sampled_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What encodes text is never asked."""
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a sampled answer was encoded again")
+
+    monkeypatch.setattr(preference_data, "preference_samples", never)
+    after = "preference={data = 'rejection_sampling', epochs = 1, validation = 0}"
+    run = train(small(tmp_path, "run", after))
+    said = json.loads((run / "data.json").read_text())["preference"]["text"]
+    assert re.search(r"(\d+) of \1 in the tokens they were sampled in", said)
 
 
 def test_the_metrics_say_what_was_thrown_away(quiet: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,21 @@ def test_a_run_replays_its_demonstrations_and_resumes(
 def test_there_must_be_something_to_replay(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no \[sft\]"):
         digit_recipe(tmp_path, "run", "rl.replay=0.5", "sft=null")
+
+
+def test_a_checkpoint_is_trained_on_with_rows_that_are_only_replayed(tmp_path: Path) -> None:
+    """`sft.epochs = 0`: no step of SFT and no evaluation after it; the rows are said and replayed."""
+    start = ladder.train(digit_recipe(tmp_path, "start", "rl=null"), display=Display(quiet=True))
+    checkpoint = (f"model.name={start / 'final'}", "model.options={}")
+    replaying = ("sft.epochs=0", "rl.replay=0.5", "rl.replay_batch=4")
+    run = ladder.train(digit_recipe(tmp_path, "run", *checkpoint, *replaying), display=Display(quiet=True))
+    metrics = lines(run / "metrics.jsonl")
+    assert {m["phase"] for m in metrics} == {"rl"}
+    assert any("replay_loss" in m for m in metrics)
+    assert [e["rung"] for e in lines(run / "evaluations.jsonl") if e["rung"] != "raw"] == ["rl"]
+    assert "demonstrations of the environment" in json.loads((run / "data.json").read_text())["sft"]["text"]
+
+
+def test_rows_that_nothing_replays_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sft\.epochs=0 .* nothing replays them; set rl\.replay"):
+        digit_recipe(tmp_path, "run", "sft.epochs=0")

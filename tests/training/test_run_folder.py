@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepladder.errors import CheckpointError, ConfigError, DataError
 from stepladder.reports.run import read_jsonl, read_run
 from stepladder.training.provenance import cpu_model, git_state
-from stepladder.training.run_folder import RunFolder
+from stepladder.training.run_folder import RunFolder, model_folder
 from stepladder.types import Message, Score, Task, Trajectory
 
 RECIPE = {"seed": 0, "model": {"name": "x", "lora": None}}
@@ -231,3 +231,15 @@ def test_cpu_model(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor: 0\nmodel name\t: Some CPU @ 2 GHz\n")
     assert cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 2 GHz"
     assert cpu_model(tmp_path / "missing")
+
+
+def test_a_run_that_is_not_there_is_no_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe `distill` names runs/calculator as its teacher, before anybody has trained it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no run runs/calculator in .*`stepladder train calculator`"):
+        model_folder("runs/calculator")
+    with pytest.raises(ConfigError, match=r"no run runs/mine in .*`stepladder train RECIPE`"):
+        model_folder("runs/mine")
+    assert model_folder("org/model") == "org/model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,11 @@ def test_wrong_arguments_of_train_are_refused(recipe: Any, environment: Any, wor
     checked = inspect.unwrap(ladder.train)  # as users have it, without the type checks of the tests
     with pytest.raises(ConfigError, match=words):
         checked(recipe, environment=environment)
+
+
+def test_an_adapter_is_made_without_warnings_of_other_libraries(tmp_path: Path) -> None:
+    recipe = digit_recipe(tmp_path, "run", "model.lora={rank = 2, alpha = 4}")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        setup._with_lora(setup.build_policy(recipe), recipe)
+    assert [str(w.message) for w in said] == []
