@@ -32,6 +32,7 @@ class MasterOptimizer:
             raise ConfigError("no parameter is trainable; unfreeze some, or add a LoRA adapter")
         self.parameters = dict(parameters)
         self.max_grad_norm = max_grad_norm
+        self.stepping = False  # inside AdamW's own step: what fails there cannot be made again
         self.masters: dict[str, Tensor] = {}
         self._hooks = []
         rounded = {name: p for name, p in self.parameters.items() if p.dtype != torch.float32}
@@ -101,11 +102,13 @@ class MasterOptimizer:
             )
         for group in self.adam.param_groups:
             group["lr"] = lr
+        self.stepping = True
         for name, master in self.masters.items():
             if master.grad is not None and not self.adam.state.get(master):
                 first, second = (moments[name].zero_() for moments in self._moments)
                 self._set_state(master, torch.zeros((), device=master.device), first, second)
         self.adam.step()
+        self.stepping = False
         with torch.no_grad():
             for name, p in self.parameters.items():
                 if self.masters[name] is not p:
@@ -114,8 +117,9 @@ class MasterOptimizer:
         return norm
 
     def clear(self) -> None:
-        for master in self.masters.values():
-            master.grad = None
+        """Drop the gradients, those of a backward pass that was broken off too."""
+        for name, master in self.masters.items():
+            master.grad = self.parameters[name].grad = None
 
     def _set_state(self, master: Tensor, step: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
         self.adam.state[master] = {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
