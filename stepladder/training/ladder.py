@@ -23,6 +23,7 @@ from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_f
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
 from stepladder.training.distillation import DistillationRung
+from stepladder.training.forecast import Forecast
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
 from stepladder.training.process_reward_model import ProcessRewardModelRung
@@ -123,6 +124,7 @@ class Ladder:
         self.done: dict[str, int] = {}  # finished rungs and their steps
         self.rung: Rung | None = None
         self.saved_at = time.monotonic()
+        self.forecast = Forecast(recipe, folder.path, display.note)
 
     def climb(self) -> None:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
@@ -179,7 +181,9 @@ class Ladder:
     def _climb_rung(self, name: str, kind: type[Rung]) -> None:
         if self.rung is None:
             self.rung = kind(self)
+        self.forecast.begin(name)
         self.rung.climb()
+        self.forecast.end()
         with uninterrupted():  # a rung is done, synced and saved, or none of them
             self.done[name] = self.rung.step
             if kind.trains_policy and not kind.syncs_engine:
@@ -193,6 +197,7 @@ class Ladder:
         self.folder.log({"step": step, "phase": phase, **metrics})
         self.tracker.log(phase, step, metrics)
         self.display.step(step, metrics)
+        self.forecast.saw(phase, step, metrics)
 
     def evaluate(self, label: str, step: int, n: int, *, examples: int = 0, keep: int | None = None) -> None:
         """Evaluate once: a resumed run finds the line and goes on. Without an environment: not at all."""
