@@ -32,8 +32,8 @@ def free_memory(device: str = "cpu", *, root: Path = Path("/")) -> tuple[float, 
     if device.startswith("cuda"):
         import torch
 
-        free, total = torch.cuda.mem_get_info(device)
-        return float(free), float(total), "the GPU"
+        there, most = torch.cuda.mem_get_info(device)
+        return float(there), float(most), "the GPU"
     free, total, source = _of_the_machine(root)
     for limit, used in _of_containers(root):
         if limit - used < free:
@@ -113,7 +113,8 @@ def measure(
 def _best(work: Callable[[], object], wait: Callable[[], None], seconds: float) -> float:
     work()
     wait()
-    times, end = [], time.perf_counter() + seconds
+    times: list[float] = []
+    end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         began = time.perf_counter()
         work()

@@ -107,7 +107,8 @@ def _rung(
     recipe: Recipe, name: str, plan: Plan, machine: Machine | None, shape_by_name: Callable[..., Shape]
 ) -> RungPlan:
     section: Any = getattr(recipe, name)
-    shape, width, notes = plan.shape, plan.width, []
+    shape, width = plan.shape, plan.width
+    notes: list[str] = []
     parts = [Part("Python and libraries", LIBRARIES, "measured after import: torch, transformers")]
     parts.append(weights_part("policy", shape, width, plan.lora))
     trainable = trainable_of(recipe, shape, plan.lora)

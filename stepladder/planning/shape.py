@@ -103,7 +103,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
     >>> shape_of({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     ...           "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True}).parameters
-    1384
+    1400
     """
     config = config.get("text_config") or config
     family = str(config.get("model_type", "unknown"))
