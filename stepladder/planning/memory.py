@@ -11,6 +11,9 @@ from stepladder.planning.shape import Shape, saved_bytes
 LIBRARIES = 0.40e9  # Python, torch and transformers after their import, measured; on a GPU: its context
 CHUNK = 256  # rows of logits that exist at a time; objectives/logprobs.py
 FLOAT = 4
+# What the C allocator keeps in pieces, as a share of what comes and goes in an update: measured with glibc on
+# the cases of bench/memory.py. An adapter's many temporaries lie between what is kept.
+SLACK, ADAPTER_SLACK = 0.28, 1.3
 
 Phase = Literal["always", "update", "play"]
 
@@ -114,6 +117,13 @@ def _head(shape: Shape, width: int, micro: Micro) -> Part:
     else:
         size, basis = size + FLOAT * micro.tokens * shape.hidden, f"{basis}, states' gradient"
     return Part("log-probabilities", size, basis, "update")
+
+
+def slack_part(parts: Sequence[Part], *, adapter: bool) -> Part:
+    """What the C allocator does not give back, from the parts that come and go in an update."""
+    share = ADAPTER_SLACK if adapter else SLACK
+    moving = sum(p.bytes for p in parts if p.phase == "update")
+    return Part("allocator's slack", share * moving, f"{share:.0%} of what is held in an update", "update")
 
 
 def engine_parts(shape: Shape, width: int, *, rows: int, length: int, packed: bool, copy: bool) -> list[Part]:

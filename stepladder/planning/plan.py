@@ -21,6 +21,7 @@ from stepladder.planning.memory import (
     Trained,
     engine_parts,
     peak,
+    slack_part,
     trained_parts,
     update_parts,
     weights_part,
@@ -134,6 +135,8 @@ def _rung(
     parts += _other_models(recipe, plan, notes, shape_by_name)
     micro = _micro(recipe, name, section, shape, trainable, shared=critic and not own_trunk)
     parts += update_parts(model, micro)
+    if plan.device == "cpu":
+        parts.append(slack_part(parts, adapter=plan.lora > 0))
     if recipe.environment is not None and recipe.engine.kind == "local":
         parts += _engine(recipe, plan)
     elif recipe.engine.kind == "vllm":

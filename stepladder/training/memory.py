@@ -7,8 +7,10 @@ made again with fewer tokens at a time.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -66,9 +68,7 @@ class MemoryLimit:
             # The exception held the frames of the failed pass, and they its tensors; now it is gone.
             stepping = optimizer.stepping
             optimizer.clear()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            _give_back()
             if stepping:
                 raise OutOfMemory(_no_room_for_moments(optimizer, said))
             less = smaller_budget(samples, tokens)
@@ -80,6 +80,17 @@ class MemoryLimit:
                 f"{less}). The gradients are the same, an update takes a little longer"
             )
             tokens = self.tokens = less
+
+
+def _give_back() -> None:
+    """Return what is free to the system: allocators keep it in pieces, too small for what is asked for."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
+        if trim is not None:
+            trim(0)
 
 
 def ran_out(error: BaseException) -> bool:

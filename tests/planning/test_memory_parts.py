@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from test_shape import SMOL
 
-from stepladder.planning.memory import Micro, Part, Trained, engine_parts, peak, trained_parts, update_parts
+from stepladder.planning.memory import (
+    Micro,
+    Part,
+    Trained,
+    engine_parts,
+    peak,
+    slack_part,
+    trained_parts,
+    update_parts,
+)
 from stepladder.planning.shape import shape_of
 
 SHAPE = shape_of(SMOL)
@@ -63,6 +72,12 @@ def test_masks_grow_with_the_block() -> None:
     model = Trained(name="p", shape=SHAPE, width=4, trainable=ALL)
     got = sizes(update_parts(model, Micro(tokens=512, block=400)))
     assert got["masks of shared prefixes"] == 400 * 512 * 30 * 4
+
+
+def test_the_slack_is_a_share_of_what_comes_and_goes() -> None:
+    parts = [Part("a", 10, ""), Part("b", 100, "", "update"), Part("c", 1000, "", "play")]
+    assert slack_part(parts, adapter=False).bytes == pytest.approx(28)
+    assert slack_part(parts, adapter=True).bytes == pytest.approx(130)
 
 
 def test_the_engines_cache() -> None:

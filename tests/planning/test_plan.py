@@ -151,12 +151,12 @@ def advised(recipe: Recipe, free: float) -> str:
 
 def test_the_mildest_setting_that_is_enough() -> None:
     """SFT of all weights in float32: 0.4 + 16 bytes · 134.5 M = 2.55 GB, and at 4,096 tokens 6.15 GB of
-    activations; with less and less room first the budget, then the embeddings, then an adapter."""
+    activations, and slack; with less and less room first the budget, then the embeddings, then an adapter."""
     recipe = load_recipe({"model": {"dtype": "float32"}, "sft": {"data": "x.jsonl", "validation": 0}})
     assert advised(recipe, 8e9).startswith("set sft.token_budget = 2048: about ")
     assert advised(recipe, 3.9e9).startswith("set sft.token_budget = 256: about ")
-    assert "model.train_embeddings = false and sft.token_budget = 256" in advised(recipe, 3e9)
-    assert "model.lora.rank = 16 and sft.token_budget = 256" in advised(recipe, 2.2e9)
+    assert "model.train_embeddings = false and sft.token_budget = 256" in advised(recipe, 3.4e9)
+    assert "model.lora.rank = 16 and sft.token_budget = 256" in advised(recipe, 2.6e9)
     assert advised(recipe, 1e9).startswith("no setting of token_budget")
 
 
