@@ -2,6 +2,8 @@
 
     python bench/memory.py [--dtype float32] [--only grpo] [--out bench/results/memory.md]
 
+What was measured is kept beside the table, as JSON; `--only` measures some cases again.
+
 Each case is a process of its own on SmolLM2-135M: it loads the models, takes a first step on a few tokens
 (which makes the optimiser's moments), and then one on two micro-batches of 512 tokens, whose peak resident
 memory is read from the kernel. The engine and its caches are left out on both sides: nothing is played.
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 BUDGET, PROMPT, MODEL = 512, 32, "smollm2-135m-instruct"
+DTYPES = ("float32", "bfloat16")
 PLAYED = ("key/value cache", "engine's weights", "sampling")
 
 # name -> (what it holds, the recipe's sections beside model and run)
@@ -189,7 +192,7 @@ def rl_case(recipe: Any, policy: Any, hold: list[Any]) -> Callable[[bool], None]
     return update
 
 
-def measure(case: str, dtype: str) -> dict[str, float]:
+def measure(case: str, dtype: str) -> float:
     """Bytes of this process at the peak of the second update."""
     import torch
 
@@ -209,24 +212,24 @@ def measure(case: str, dtype: str) -> dict[str, float]:
     meter = PeakMeter("cpu")
     meter.reset()
     update(False)
-    return {"measured": meter.read(), "estimated": estimated(case, dtype).peak}
+    return meter.read()
 
 
-def in_a_process(case: str, dtype: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--case", case, "--dtype", dtype]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+def in_a_process(case: str, dtype: str) -> float:
+    command = [sys.executable, "-W", "ignore", __file__, "--case", case, "--dtype", dtype]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         raise SystemExit(f"{case}: {done.stderr[-3000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return float(done.stdout.splitlines()[-1])
 
 
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def table(results: dict[tuple[str, str], dict[str, float]]) -> str:
+def table(measured: dict[str, dict[str, float]]) -> str:
+    """By type, then by case; estimates are made anew, so that they are those of the present code."""
     import torch
 
-    dtypes = list(dict.fromkeys(dtype for _, dtype in results))
     lines = [
         "# Memory of an update",
         "",
@@ -237,44 +240,40 @@ def table(results: dict[tuple[str, str], dict[str, float]]) -> str:
         "The engine and its caches are left out on both sides. Made by `python bench/memory.py`.",
         "",
     ]
-    for dtype in dtypes:
+    for dtype, found in measured.items():
         lines += [
             f"## {dtype}",
             "",
             "| update | models in memory | measured | estimated | error |",
             "|---|---|---:|---:|---:|",
         ]
-        for (case, kind), got in results.items():
-            if kind == dtype:
-                error = got["estimated"] / got["measured"] - 1
-                lines.append(
-                    f"| {case} | {CASES[case][0]} | {got['measured'] / 1e9:.2f} | "
-                    f"{got['estimated'] / 1e9:.2f} | {error:+.0%} |"
-                )
+        for case in (case for case in CASES if case in found):
+            real, guess = found[case] / 1e9, estimated(case, dtype).peak / 1e9
+            lines.append(
+                f"| {case} | {CASES[case][0]} | {real:.2f} | {guess:.2f} | {guess / real - 1:+.0%} |"
+            )
         lines.append("")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"))
-    parser.add_argument("--only", action="append", help="cases whose name begins so")
+    parser.add_argument("--dtype", action="append", choices=DTYPES)
+    parser.add_argument("--only", action="append", choices=CASES, help="these cases; the others stay")
     parser.add_argument("--case", help="(one case, in this process)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "memory.md")
     asked = parser.parse_args()
     if asked.case:
-        print(json.dumps(measure(asked.case, asked.dtype[0])))
+        print(measure(asked.case, asked.dtype[0]))
         return
-    results = {}
-    for dtype in asked.dtype or ("float32", "bfloat16"):
-        for case in CASES:
-            if asked.only and not any(case.startswith(name) for name in asked.only):
-                continue
-            got = results[case, dtype] = in_a_process(case, dtype)
-            error = got["estimated"] / got["measured"] - 1
-            print(f"{case}, {dtype}: {got['measured'] / 1e9:.2f} GB, estimated {error:+.0%}", flush=True)
-    if not asked.only:
-        asked.out.write_text(table(results), encoding="utf-8")
+    kept = asked.out.with_suffix(".json")
+    measured = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    for dtype in asked.dtype or DTYPES:
+        for case in asked.only or CASES:
+            measured.setdefault(dtype, {})[case] = found = in_a_process(case, dtype)
+            print(f"{case}, {dtype}: {found / 1e9:.2f} GB", flush=True)
+            kept.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+            asked.out.write_text(table(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

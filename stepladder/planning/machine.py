@@ -92,17 +92,19 @@ def measure(
     if threads:
         torch.set_num_threads(threads)
     try:
-        side = 8192 if device.startswith("cuda") else 768
+        gpu = not device.startswith("cpu")
+        small = seconds < PROBE_SECONDS  # inside a run, whose memory may be nearly full
+        side = 768 if not gpu else 2048 if small else 8192
         kind = getattr(torch, dtype)
         left = torch.ones(side, side, dtype=kind, device=device)
         right = torch.ones(side, side, dtype=kind, device=device)
 
         def wait() -> None:
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
+            if gpu:
+                (torch.cuda if device.startswith("cuda") else torch.mps).synchronize()
 
         product = _best(lambda: torch.mm(left, right), wait, seconds)
-        source = torch.ones(1 << (28 if device.startswith("cuda") else 23), device=device)
+        source = torch.ones(1 << (27 if gpu and not small else 23), device=device)
         target = torch.empty_like(source)
         copy = _best(lambda: target.copy_(source), wait, seconds)
         return 2 * side**3 / product, 2 * 4 * source.numel() / copy

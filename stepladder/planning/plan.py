@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.config import RUNG_SECTIONS, Recipe
-from stepladder.errors import ModelNotFound
 from stepladder.planning.machine import Machine
 from stepladder.planning.memory import (
     LIBRARIES,
@@ -181,11 +180,11 @@ def _other_models(
         if kind not in SCORING:
             continue
         for path in rest.partition("?")[0].split(","):
-            try:
-                shape = shape_by_name(path.strip())
-            except ModelNotFound:
-                shape = plan.shape
-                notes.append(f"{path} is not there yet; it is counted as large as the policy")
+            folder = Path(path.strip())
+            there = folder.is_dir()
+            shape = shape_by_name(str(folder)) if there else plan.shape
+            if not there:
+                notes.append(f"{path} is no folder here; it is counted as large as the policy")
             parts.append(weights_part(f"{kind} {Path(path).name}", shape, plan.width))
     return parts
 

@@ -41,15 +41,15 @@ def _config(name: str) -> dict[str, Any]:
 
 def _from_hub(name: str) -> Path:
     """The hub's config.json alone, from the cache where it is there."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(name, "config.json")
         if isinstance(cached, str):
             return Path(cached)
+        HfApi().model_info(name, timeout=HUB_TIMEOUT)  # asked first: it does not try for half a minute
         return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # of the hub's client, of its network, of this disk
         raise ModelNotFound(
             f"there is no model {name!r} here, and its config.json could not be fetched "
             f"({type(error).__name__}); name a local folder, or a bundled model ({', '.join(BUNDLED)})"

@@ -29,8 +29,6 @@ MACHINE = Machine("cpu", 8e9, 16e9, "the machine", 1e11, 1e10)
 
 
 def smol(name: str, options: Any = None) -> Shape:
-    if name == "not-there":
-        raise ModelNotFound("no")
     return shape_of(SMOL)
 
 
@@ -71,7 +69,7 @@ def test_from_ppo_with_four_models_down_to_lora() -> None:
         assert four[name] == 4 * ALL
     assert four["critic: Adam moments"] == 8 * (ALL + 576)
     assert "critic" not in sizes(rung(chain[1]))
-    assert rung(chain[0]).notes == ("not-there is not there yet; it is counted as large as the policy",)
+    assert rung(chain[0]).notes == ("not-there is no folder here; it is counted as large as the policy",)
     # r · (inputs + outputs) of seven projections: 16·(2·1152 + 2·768 + 3·2112) · 30 layers
     assert rung(chain[4]).trainable == 16 * (2 * 1152 + 2 * 768 + 3 * 2112) * 30
 
