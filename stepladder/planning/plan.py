@@ -132,7 +132,7 @@ def _rung(
         teacher = shape_by_name(section.teacher)
         parts.append(weights_part("teacher", teacher, 4 if section.teacher_dtype == "float32" else width))
     parts += _other_models(recipe, plan, notes, shape_by_name)
-    micro = _micro(recipe, name, section, shape, trainable, shared=critic and not own_trunk)
+    micro = _micro(recipe, name, section, shape, trainable, graphs=2 if critic and not own_trunk else 1)
     parts += update_parts(model, micro)
     if plan.device == "cpu":
         parts.append(slack_part(parts, adapter=plan.lora > 0))
@@ -148,14 +148,16 @@ def _rung(
     return RungPlan(name, trainable, total - trainable, tuple(parts), tokens, steps, seconds, tuple(notes))
 
 
-def _micro(recipe: Recipe, name: str, section: Any, shape: Shape, trainable: int, *, shared: bool) -> Micro:
+def _micro(recipe: Recipe, name: str, section: Any, shape: Shape, trainable: int, *, graphs: int) -> Micro:
     tokens = section.token_budget
     siblings = {"rl": getattr(section, "group_size", 1), "preference": 2, "reward_model": 2}.get(name, 1)
-    length = min(tokens, siblings * _longest(recipe, section))
+    longest = _longest(recipe, section)
+    shared = prompt_tokens(recipe.rollout) if name == "rl" else 0
+    length = min(tokens, shared + siblings * (longest - shared))
     head: Any = "trained" if trainable > shape.matrices * 1.05 else "frozen"
     return Micro(
         tokens=tokens,
-        graphs=2 if shared else 1,
+        graphs=graphs,
         head="none" if name in SCORING else head,
         block=length if siblings > 1 else 0,
     )

@@ -117,6 +117,12 @@ def test_tokens_and_steps() -> None:
     assert (found.tokens, found.steps) == (8 * (448 + 16 * 192), 30)
 
 
+def test_the_mask_of_a_group() -> None:
+    """A group of calculator: its prompt once, 448, and 16 times 192: 3,520 tokens beside 16,000 of a row."""
+    _, found = planned(load_recipe("calculator", ["rl.token_budget=16000"])).rungs
+    assert sizes(found)["masks of shared prefixes"] == 3520 * 16_000 * 30 * 4
+
+
 def test_more_work_takes_longer() -> None:
     """More epochs of updates, a KL reference, a critic: each adds time; a faster machine takes it away."""
     times = [
