@@ -163,17 +163,16 @@ def lora_parameters(shape: Shape, rank: int, targets: tuple[str, ...] | str) -> 
 def saved_bytes(shape: Shape, width: int) -> int:
     """Bytes a token that one layer keeps for its backward pass, in a type of `width` bytes.
 
-    Counted from what autograd saves of a Llama layer: the inputs of both norms in float32; in the compute
-    type both norms' results before and after their weights, the queries, the keys and values repeated for
-    every head, the attention's result twice, and four of the MLP (gate, its SiLU, up, their product). A norm
-    of the heads keeps their inputs in float32 and once more.
+    Counted from what autograd saves of a Llama layer, all in the compute type: six vectors of the hidden size
+    (inputs of norms and projections, queries, the attention's result), keys and values once a key/value head,
+    and two of the MLP. A norm of the heads keeps their inputs in float32 and once more.
     """
     heads = shape.heads * shape.head_dim
-    norms = 2 * (4 + 2 * width) * shape.hidden
-    attention = 5 * width * heads
+    norms = 4 * width * shape.hidden
+    attention = 2 * width * (heads + shape.kv_heads * shape.head_dim)
     if shape.head_norms:
         attention += (4 + 2 * width) * (heads + shape.kv_heads * shape.head_dim)
-    mlp = (4 if shape.gated else 2) * width * shape.intermediate * shape.active
+    mlp = 2 * width * shape.intermediate * shape.active
     return norms + attention + mlp
 
 

@@ -42,12 +42,12 @@ def test_float32_weights_are_their_own_masters() -> None:
 
 
 def test_an_update_of_several_micro_batches() -> None:
-    """512 tokens: 30 layers of 49,920 bytes and the last state with its norm, 2·4·576. Two chunks of
+    """512 tokens: 30 layers of 27,648 bytes and the last state with its norm, 2·4·576. Two chunks of
     256 · 49,152 logits and the head's gradient, in float32."""
     got = sizes(update_parts(Trained(name="p", shape=SHAPE, width=4, trainable=ALL), Micro(tokens=512)))
     assert got == {
         "gradients": 4 * ALL,
-        "activations of a micro-batch": 512 * (30 * 49_920 + 8 * 576),
+        "activations of a micro-batch": 512 * (30 * 27_648 + 8 * 576),
         "log-probabilities": 2 * 4 * 256 * 49_152 + 4 * 49_152 * 576,
     }
 
@@ -57,7 +57,7 @@ def test_one_micro_batch_gives_back_as_it_fills() -> None:
     few = sizes(update_parts(model, Micro(tokens=16, first=True, head="none")))
     many = sizes(update_parts(model, Micro(tokens=4096, first=True, head="none")))
     assert few == {"gradients": 4 * ALL}
-    assert many == {"activations of a micro-batch": 4096 * (30 * 49_920 + 8 * 576)}
+    assert many == {"activations of a micro-batch": 4096 * (30 * 27_648 + 8 * 576)}
 
 
 def test_a_critic_on_the_same_trunk_keeps_two_passes() -> None:

@@ -154,7 +154,7 @@ def advised(recipe: Recipe, free: float) -> str:
 
 
 def test_the_mildest_setting_that_is_enough() -> None:
-    """SFT of all weights in float32: 0.4 + 16 bytes · 134.5 M = 2.55 GB, and at 4,096 tokens 6.15 GB of
+    """SFT of all weights in float32: 0.4 + 16 bytes · 134.5 M = 2.55 GB, and at 4,096 tokens 3.40 GB of
     activations, and slack; with less and less room first the budget, then the embeddings, then an adapter."""
     recipe = load_recipe({"model": {"dtype": "float32"}, "sft": {"data": "x.jsonl", "validation": 0}})
     assert advised(recipe, 8e9).startswith("set sft.token_budget = 2048: about ")

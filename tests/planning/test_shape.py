@@ -135,10 +135,9 @@ def test_what_a_layer_keeps(dtype: torch.dtype) -> None:
 
 
 def test_what_a_layer_keeps_of_smollm2() -> None:
-    """float32: 11 · 576 + 4 · 1536 = 12,480 numbers, 49,920 bytes. bfloat16: two float32 copies of 576, nine
-    times 576 and four times 1536 in half the size: 4,608 + 10,368 + 12,288 = 27,264."""
-    assert saved_bytes(shape_of(SMOL), 4) == 49_920
-    assert saved_bytes(shape_of(SMOL), 2) == 27_264
+    """6 · 576 + 2 · 192 + 2 · 1536 = 6,912 numbers: 27,648 bytes in float32, 13,824 in bfloat16."""
+    assert saved_bytes(shape_of(SMOL), 4) == 27_648
+    assert saved_bytes(shape_of(SMOL), 2) == 13_824
 
 
 def test_operations() -> None:
