@@ -1,6 +1,7 @@
 """The command line. Only typer and the light layers are imported here; each command imports what it needs.
 
 stepladder train calculator rl.steps=20      a recipe by name or file, with dotted overrides
+stepladder plan calculator                   memory and time, before anything is loaded
 stepladder eval MODEL --env calculator       a checkpoint, a hub model or an endpoint, without training
 stepladder sample MODEL --env calculator     its good episodes as training files
 stepladder inspect calculator                the first batch as coloured tokens, before any training
@@ -47,6 +48,21 @@ def train(
 
     path = run(loaded, overwrite=overwrite)
     _show(path)
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="a bundled recipe's name, a TOML file, or a run folder")],
+    overrides: Overrides = None,
+) -> None:
+    """What a recipe will take, before anything is loaded: parameters, memory by part, time a step.
+
+    Estimated from the recipe and the model's config.json, and from two rates measured in under a second. Of
+    a run folder: beside what the run measured.
+    """
+    from stepladder.planning.command import plan_command
+
+    typer.echo(plan_command(recipe, overrides or []), nl=False)
 
 
 @app.command()

@@ -12,6 +12,7 @@
     │   └── RewardError        a reward function or scorer
     ├── InvariantError         a promise of the trainer did not hold (ratio 1, weight sync, mask)
     ├── NothingToLearn         no group of tasks tells good episodes from bad ones
+    ├── OutOfMemory            one trajectory, or the optimiser, needs more memory than there is
     ├── CheckpointError        a checkpoint cannot be written, read or resumed
     └── RunStopped             the run was interrupted on purpose; its state is saved
 
@@ -85,6 +86,10 @@ class NothingToLearn(StepladderError):
     def __init__(self, message: str, *, all_solved: bool = False) -> None:
         super().__init__(message)
         self.all_solved = all_solved
+
+
+class OutOfMemory(StepladderError):
+    """Memory ran out where no smaller micro-batch helps. The message says what to train less of."""
 
 
 class CheckpointError(StepladderError):

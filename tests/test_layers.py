@@ -38,6 +38,7 @@ LEVELS = {
     "rewards": 2.0,
     "agents": 3.0,  # who acts in the loop
     "rollout": 3.1,  # the loop
+    "planning": 4.0,  # what a run will take; training compares it with what was measured
     "evaluation": 4.0,  # used by the rungs of training
     "training": 4.1,
     "cli": 5.0,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
+from stepladder.policies.heap import trim_heap
 
 
 class MasterOptimizer:
@@ -32,6 +33,7 @@ class MasterOptimizer:
             raise ConfigError("no parameter is trainable; unfreeze some, or add a LoRA adapter")
         self.parameters = dict(parameters)
         self.max_grad_norm = max_grad_norm
+        self.stepping = False  # inside AdamW's own step: what fails there cannot be made again
         self.masters: dict[str, Tensor] = {}
         self._hooks = []
         rounded = {name: p for name, p in self.parameters.items() if p.dtype != torch.float32}
@@ -47,6 +49,8 @@ class MasterOptimizer:
             hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             p.add_gradient_rows = self._row_adder(name)  # type: ignore[attr-defined]
+        # pages given back cost time when they are taken again: it does not pay for what is small anyway
+        self._large = sum(p.numel() for p in self.parameters.values()) >= 2**24
         self._moments = _room(self.parameters), _room(self.parameters)
         self.adam = torch.optim.AdamW(
             list(self.masters.values()), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True
@@ -101,21 +105,26 @@ class MasterOptimizer:
             )
         for group in self.adam.param_groups:
             group["lr"] = lr
+        self.stepping = True
         for name, master in self.masters.items():
             if master.grad is not None and not self.adam.state.get(master):
                 first, second = (moments[name].zero_() for moments in self._moments)
                 self._set_state(master, torch.zeros((), device=master.device), first, second)
         self.adam.step()
+        self.stepping = False
         with torch.no_grad():
             for name, p in self.parameters.items():
                 if self.masters[name] is not p:
                     p.copy_(self.masters[name])
         self.clear()
+        if self._large:
+            trim_heap()
         return norm
 
     def clear(self) -> None:
-        for master in self.masters.values():
-            master.grad = None
+        """Drop the gradients, those of a backward pass that was broken off too."""
+        for name, master in self.masters.items():
+            master.grad = self.parameters[name].grad = None
 
     def _set_state(self, master: Tensor, step: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
         self.adam.state[master] = {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}

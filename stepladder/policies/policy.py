@@ -215,6 +215,7 @@ class Policy:
             head.weight,
             targets,
             temperature=temperature,
+            chunk=128 if hidden.device.type == "cpu" else 512,
             differentiable_entropy=entropy_gradient,
         )
 

@@ -53,6 +53,8 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
         lines = [printable(f"{rung}: {facts.get('text', '')}") for rung, facts in run.data.items()]
         blocks.append("\n".join(["Data", *(textwrap.fill(line, WIDTH) for line in lines)]))
     blocks += scoring_texts(run.path)
+    if memory := _memory(run):
+        blocks.append(memory)
     if trained := _trained(run):
         blocks.append(trained)
     if tasks := _tasks(run):
@@ -160,6 +162,18 @@ def _message(role: str, text: str) -> list[str]:
     for line in printable(text).split("\n"):
         out += textwrap.wrap(line, WIDTH - len(head), break_on_hyphens=False) or [""]
     return [(head if i == 0 else " " * len(head)) + line for i, line in enumerate(out)]
+
+
+def _memory(run: RunData) -> str:
+    """Where memory ran out, and how many tokens a micro-batch has had since."""
+    lines, now = [], None
+    for record in run.metrics:
+        tokens = record.get("token_budget")
+        if isinstance(tokens, int | float) and (now is None or tokens < now):
+            where = f"{printable(str(record.get('phase', 'train')))} step {record.get('step')}"
+            lines.append(f"Memory ran out at {where}: micro-batches of {tokens:.0f} tokens from there on.")
+            now = tokens
+    return "\n".join(lines)
 
 
 def _trained(run: RunData) -> str:

@@ -50,12 +50,12 @@ class Critic:
                 ends[int(batch.trajectory_index[i])] = piece[-1]  # rows stand in order, so the last one's
         return values, ends
 
-    def update(self, batch: RlBatch, *, rate: float) -> Metrics:
+    def update(self, batch: RlBatch, *, rate: float, token_budget: int | None = None) -> Metrics:
         """One step of a critic with a trunk of its own on the returns of `batch`."""
         assert self.optimizer is not None
         also = self.loss(batch, coefficient=1.0)
         parts, total = [], 0.0
-        for rows in micro_batches(batch.samples, self.token_budget):
+        for rows in micro_batches(batch.samples, token_budget or self.token_budget):
             loss, metrics = also(rows)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())

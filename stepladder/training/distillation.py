@@ -95,19 +95,7 @@ class DistillationRung(Rung):
                     refuse_dead_world(groups)
                     metrics |= rollout_metrics(groups)
                 samples = of_groups(groups) if on_policy else self._batch(conversations)
-                metrics |= distillation_update(
-                    run.bench.policy,
-                    teacher,
-                    optimizer,
-                    samples,
-                    loss=section.loss,
-                    beta=section.beta,
-                    temperature=self._temperature,
-                    learning_rate=warmup_then_constant(
-                        state.step, peak=section.learning_rate, warmup=section.warmup_steps
-                    ),
-                    token_budget=section.token_budget,
-                )
+                metrics |= self._update(optimizer, teacher, samples)
                 if section.on_policy > 0:
                     run.bench.sync()
                 state.step += 1
@@ -118,6 +106,28 @@ class DistillationRung(Rung):
                 played = [t for g in groups for t in g.trajectories]
                 if played:
                     run.folder.log_trajectories(played, step=state.step, phase=self.name)
+
+    def _update(
+        self, optimizer: MasterOptimizer, teacher: Policy, samples: Sequence[TrainingSample]
+    ) -> Metrics:
+        section, bench = self.section, self.run.bench
+        rate = warmup_then_constant(self.step, peak=section.learning_rate, warmup=section.warmup_steps)
+        return bench.memory.fit(
+            samples,
+            section.token_budget,
+            optimizer,
+            lambda tokens: distillation_update(
+                bench.policy,
+                teacher,
+                optimizer,
+                samples,
+                loss=section.loss,
+                beta=section.beta,
+                temperature=self._temperature,
+                learning_rate=rate,
+                token_budget=tokens,
+            ),
+        )
 
     @property
     def _temperature(self) -> float:

@@ -24,6 +24,7 @@ from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
 from stepladder.training.anchoring import anchored
 from stepladder.training.distillation import DistillationRung
+from stepladder.training.forecast import Forecast
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
 from stepladder.training.preference import PreferenceRung
 from stepladder.training.process_reward_model import ProcessRewardModelRung
@@ -110,6 +111,7 @@ class Ladder:
 
     def __init__(self, bench: Workbench, recipe: Recipe, folder: RunFolder, display: Display) -> None:
         self.bench, self.folder, self.display = bench, folder, display
+        bench.memory.say = display.note
         self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
         self.tracker = open_tracker(
@@ -123,6 +125,7 @@ class Ladder:
         self.done: dict[str, int] = {}  # finished rungs and their steps
         self.rung: Rung | None = None
         self.saved_at = time.monotonic()
+        self.forecast = Forecast(recipe, folder.path, display.note)
 
     def climb(self) -> None:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""
@@ -180,7 +183,9 @@ class Ladder:
     def _climb_rung(self, name: str, kind: type[Rung]) -> None:
         if self.rung is None:
             self.rung = kind(self)
+        self.forecast.begin(name)
         self.rung.climb()
+        self.forecast.end()
         with uninterrupted():  # a rung is done, synced and saved, or none of them
             self.done[name] = self.rung.step
             if kind.trains_policy and not kind.syncs_engine:
@@ -194,6 +199,7 @@ class Ladder:
         self.folder.log({"step": step, "phase": phase, **metrics})
         self.tracker.log(phase, step, metrics)
         self.display.step(step, metrics)
+        self.forecast.saw(phase, step, metrics)
 
     def evaluate(self, label: str, step: int, n: int, *, examples: int = 0, keep: int | None = None) -> None:
         """Evaluate once: a resumed run finds the line and goes on. Without an environment: not at all."""
@@ -232,6 +238,7 @@ class Ladder:
             "rung": rung.name if rung is not None else None,
             "state": rung.state() if rung is not None else {},
             "engine_version": self.bench.engine_version,
+            "token_limit": self.bench.memory.tokens,
             "cursor": self.folder.cursor(),
         }
         self.count += 1
@@ -253,6 +260,7 @@ class Ladder:
         state = self.store.load_state(latest)
         self.folder.cut_back(state["cursor"])
         tensors = load_tensors(latest / TENSORS)
+        self.bench.memory.tokens = state.get("token_limit")
         self.count, self.done = state["count"], dict(state["done"])
         name = state["rung"]
         if name is None:

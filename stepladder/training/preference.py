@@ -16,6 +16,7 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant,
 from stepladder.policies.policy import Policy
 from stepladder.sections.preference import PreferenceSection
 from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.memory import MemoryLimit
 from stepladder.training.preference_data import (
     JudgedData,
     PairData,
@@ -57,6 +58,7 @@ def run_preference(
     seed: int,
     on_step: Callable[[int, Metrics], None],
     on_epoch: Callable[[EpochState], None],
+    memory: MemoryLimit | None = None,
 ) -> EpochState:
     """Train on `data`, whose reference log-probabilities were logged, as `run_epochs` says.
 
@@ -65,6 +67,7 @@ def run_preference(
     """
     if not data.train:
         raise DataError("there is nothing to train on: no pair is left; give more, or lower validation")
+    memory = memory or MemoryLimit()
     total = settings.epochs * len(data.batches(0, settings.batch_size, seed=seed))
     limit = EXACT_LIMIT if policy.dtype == torch.float32 else ROUNDED_LIMIT
     loss = pair_loss(settings) if isinstance(data, PairData) else None
@@ -75,18 +78,16 @@ def run_preference(
     def update(rows: list[int], step: int) -> Metrics:
         rate = learning_rate(settings, step, total)
         check = first if step == 0 and settings.resolved_reference == "start" else None
-        budget = settings.token_budget
-        if isinstance(data, PairData):
-            assert loss is not None
-            pairs = [data.train[i] for i in rows]
-            metrics = preference_update(
-                policy, optimizer, pairs, loss, learning_rate=rate, token_budget=budget, before_step=check
-            )
-        else:
-            batch = [data.train[i] for i in rows]
-            metrics = kto_update(
-                policy, optimizer, batch, settings, learning_rate=rate, token_budget=budget, before_step=check
-            )
+        samples = [answer.sample for i in rows for answer in data.train[i].answers]
+
+        def once(tokens: int) -> Metrics:
+            options: dict[str, Any] = {"learning_rate": rate, "token_budget": tokens, "before_step": check}
+            if isinstance(data, PairData):
+                assert loss is not None
+                return preference_update(policy, optimizer, [data.train[i] for i in rows], loss, **options)
+            return kto_update(policy, optimizer, [data.train[i] for i in rows], settings, **options)
+
+        metrics = memory.fit(samples, settings.token_budget, optimizer, once)
         return {**metrics, "learning_rate": rate}
 
     def validate() -> Metrics:
@@ -166,6 +167,7 @@ class PreferenceRung(Rung):
                 seed=seed,
                 on_step=lambda step, metrics: run.log("preference", step, metrics),
                 on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+                memory=run.bench.memory,
             )
             self.progress.best = {}
 

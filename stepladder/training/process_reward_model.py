@@ -33,7 +33,12 @@ class ProcessRewardModelRung(ScoringRung):
         def update(
             model: ScoredModel, optimizer: MasterOptimizer, rows: list[StepSample], rate: float
         ) -> Metrics:
-            return step_update(model, optimizer, rows, learning_rate=rate, token_budget=s.token_budget)
+            return run.bench.memory.fit(
+                [row.sample for row in rows],
+                s.token_budget,
+                optimizer,
+                lambda tokens: step_update(model, optimizer, rows, learning_rate=rate, token_budget=tokens),
+            )
 
         def validate(model: ScoredModel, rows: list[StepSample]) -> Metrics:
             return step_validation(model, rows, token_budget=s.token_budget)[0]

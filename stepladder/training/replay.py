@@ -25,13 +25,14 @@ class Replay:
     token_budget: int
     seed: int
 
-    def at(self, step: int, update: int) -> Callable[[], Metrics]:
+    def at(self, step: int, update: int, token_budget: int | None = None) -> Callable[[], Metrics]:
         """What adds the gradients of one update, and returns its metrics."""
+        budget = token_budget or self.token_budget
 
         def add() -> Metrics:
             rng = random.Random(f"{self.seed}/replay/{step}/{update}")
             chosen = rng.sample(self.samples, min(self.size, len(self.samples)))
-            got = sft_gradients(self.policy, chosen, token_budget=self.token_budget, weight=self.weight)
+            got = sft_gradients(self.policy, chosen, token_budget=budget, weight=self.weight)
             return {"replay_loss": got["loss"]}
 
         return add

@@ -32,13 +32,13 @@ class RewardModelRung(ScoringRung):
         def update(
             model: ScoredModel, optimizer: MasterOptimizer, rows: list[Ranked], rate: float
         ) -> Metrics:
-            return ranking_update(
-                model,
+            return bench.memory.fit(
+                [sample for row in rows for sample in row.samples],
+                s.token_budget,
                 optimizer,
-                rows,
-                centring=s.centring,
-                learning_rate=rate,
-                token_budget=s.token_budget,
+                lambda tokens: ranking_update(
+                    model, optimizer, rows, centring=s.centring, learning_rate=rate, token_budget=tokens
+                ),
             )
 
         def validate(model: ScoredModel, rows: list[Ranked]) -> Metrics:

@@ -25,6 +25,7 @@ from stepladder.training.credit import Measured, make_batch
 from stepladder.training.critic import Critic, explained_variance
 from stepladder.training.group_stream import GroupStream
 from stepladder.training.interrupt import uninterrupted
+from stepladder.training.memory import MemoryLimit
 from stepladder.training.replay import Replay
 from stepladder.training.rl_metrics import engine_metrics, rollout_metrics
 from stepladder.training.rl_state import (
@@ -210,17 +211,22 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
         check_on_policy(measured, exact_limit=limit, mean_limit=0.25, cause=cause)
 
     for k in range(1 if waiting else settings.updates_per_batch):
-        got = rl_update(
-            parts.bench.policy,
-            parts.optimizer,
-            shown,
-            rules,
-            learning_rate=rate,
-            reference=parts.reference,
-            also=also,
-            replay=parts.replay.at(state.step, k) if parts.replay and not waiting else None,
-            before_step=on_policy if k == 0 and not stale else None,
-        )
+
+        def once(tokens: int, k: int = k) -> Metrics:
+            replay = parts.replay
+            return rl_update(
+                parts.bench.policy,
+                parts.optimizer,
+                shown,
+                dataclasses.replace(rules, token_budget=tokens),
+                learning_rate=rate,
+                reference=parts.reference,
+                also=also,
+                replay=replay.at(state.step, k, tokens) if replay and not waiting else None,
+                before_step=on_policy if k == 0 and not stale else None,
+            )
+
+        got = parts.bench.memory.fit(batch.samples, rules.token_budget, parts.optimizer, once)
         if k == 0:
             metrics |= got
         else:  # the ratio and the clips only mean something once the weights have moved
@@ -229,16 +235,22 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
             break
     metrics["trained_tokens"] = metrics.pop("tokens", 0.0)
     if critic is not None:
-        metrics |= update_critic(critic, batch, settings)
+        metrics |= update_critic(critic, batch, settings, parts.bench.memory)
     return metrics
 
 
-def update_critic(critic: Critic, batch: RlBatch, settings: RlSection) -> Metrics:
+def update_critic(critic: Critic, batch: RlBatch, settings: RlSection, memory: MemoryLimit) -> Metrics:
     """Its own optimiser steps where the trunk is its own; what it knew before them in any case."""
     metrics: Metrics = {"explained_variance": explained_variance(batch)}
-    if not critic.shared:
+    if critic.optimizer is not None:
+        rate = critic.settings.learning_rate
         for _ in range(critic.settings.updates_per_batch or settings.updates_per_batch):
-            metrics |= critic.update(batch, rate=critic.settings.learning_rate)
+            metrics |= memory.fit(
+                batch.samples,
+                critic.token_budget,
+                critic.optimizer,
+                lambda tokens: critic.update(batch, rate=rate, token_budget=tokens),
+            )
     return metrics
 
 

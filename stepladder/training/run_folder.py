@@ -3,6 +3,7 @@
     recipe.toml          the recipe with every default written out
     environment.json     versions, machine, git commit
     data.json            what each rung was trained on: a line for people, and a fingerprint
+    plan.json            memory and seconds of each rung, measured and estimated
     metrics.jsonl        one line per step
     evaluations.jsonl    one line per evaluation
     alarms.jsonl         one line per alarm, where there was one

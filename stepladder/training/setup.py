@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from stepladder.sections.run import ModelSection
 from stepladder.training.checks import check_data, check_world
 from stepladder.training.engines import check_engine, make_engine, trains_while_playing
 from stepladder.training.loop_thread import LoopThread
+from stepladder.training.memory import MemoryLimit
 from stepladder.training.model_rewards import model_reward, names_model
 from stepladder.training.teacher import check_teacher
 from stepladder.types import Group
@@ -45,6 +46,7 @@ class Workbench:
     scorer: Scorer | None
     runner: LoopThread
     engine_version: int = 0
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
     _engine: PolicyEngine | None = None
 
     @property

@@ -15,6 +15,7 @@ from stepladder.policies.policy import Policy
 from stepladder.sections.fitting import FittingSection
 from stepladder.training.demonstrations import sft_data
 from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.memory import MemoryLimit
 from stepladder.training.rung import Run, Rung
 from stepladder.training.step import sft_update, validation_loss
 from stepladder.types import TrainingSample
@@ -33,6 +34,7 @@ def run_sft(
     seed: int,
     on_step: Callable[[int, dict[str, float]], None],
     on_epoch: Callable[[EpochState], None],
+    memory: MemoryLimit | None = None,
 ) -> EpochState:
     """Fit `samples` in an order of each epoch's own, as `run_epochs` says.
 
@@ -40,6 +42,8 @@ def run_sft(
     """
     if not samples:
         raise DataError("there is nothing to train on: the demonstrations are empty; give at least one")
+
+    memory = memory or MemoryLimit()
 
     def batches(epoch: int) -> list[list[int]]:
         order = list(range(len(samples)))
@@ -49,11 +53,17 @@ def run_sft(
     def update(rows: list[int], step: int) -> Metrics:
         rate = warmup_then_constant(step, peak=settings.learning_rate, warmup=settings.warmup_steps)
         batch = [samples[i] for i in rows]
-        metrics = sft_update(policy, optimizer, batch, learning_rate=rate, token_budget=settings.token_budget)
+        metrics = memory.fit(
+            batch,
+            settings.token_budget,
+            optimizer,
+            lambda tokens: sft_update(policy, optimizer, batch, learning_rate=rate, token_budget=tokens),
+        )
         return {**metrics, "learning_rate": rate}
 
     def validate() -> Metrics:
-        return {"validation_loss": validation_loss(policy, held_out, token_budget=settings.token_budget)}
+        budget = memory.budget(settings.token_budget)
+        return {"validation_loss": validation_loss(policy, held_out, token_budget=budget)}
 
     return run_epochs(
         optimizer,
@@ -102,6 +112,7 @@ class FittingRung(Rung):
                 seed=seed,
                 on_step=self._on_step,
                 on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+                memory=run.bench.memory,
             )
             self.progress.best = {}
 
