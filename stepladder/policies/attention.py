@@ -30,12 +30,20 @@ class Layout:
     blocks: tuple[tuple[int, int, Tensor | None], ...]
 
     @classmethod
-    def of(cls, packed: PackedBatch, device: torch.device) -> Layout:
-        blocks = tuple(
+    def of(cls, packed: PackedBatch, device: torch.device, length: int) -> Layout:
+        """For a row of `length` tokens, of which those after the batch's own are filling: a block apart."""
+        blocks = [
             (b.start, b.end, None if b.mask is None else torch.from_numpy(b.mask).to(device))
             for b in packed.blocks
-        )
-        return cls(packed.prefix, blocks)
+        ]
+        filling = length - packed.num_tokens
+        if filling:
+            nothing = None
+            if packed.prefix:  # a block's mask speaks of the shared prefix too
+                own = torch.ones(filling, filling, dtype=torch.bool, device=device).tril_()
+                nothing = torch.cat([own.new_zeros(filling, packed.prefix), own], dim=1)
+            blocks.append((packed.num_tokens, length, nothing))
+        return cls(packed.prefix, tuple(blocks))
 
 
 def packed_attention(

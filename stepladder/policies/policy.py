@@ -27,6 +27,7 @@ from stepladder.types import TrainingSample
 log = logging.getLogger("stepladder")
 
 Mode = Literal["packed", "padded", "full"]
+FILL = 16  # tokens: a packed row on a CPU is filled up to a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,21 @@ class Policy:
     # -- layouts ------------------------------------------------------------------------------------
 
     def _packed_hidden(self, packed: PackedBatch) -> Tensor:
-        device = self.device
+        """[N or a little more, d]: on a CPU the row is filled up, for each length that a matrix product has
+        not seen yet costs a compilation of milliseconds and half a megabyte for as long as the process lives.
+        """
+        device, n = self.device, packed.num_tokens
+        filled = n + (-n % FILL if device.type == "cpu" else 0)
+        ids = torch.zeros(1, filled, dtype=torch.long)
+        positions = torch.zeros(1, filled, dtype=torch.long)
+        ids[0, :n] = torch.from_numpy(packed.token_ids)
+        positions[0, :n] = torch.from_numpy(packed.position_ids)
         hidden: Tensor = self._body()(
-            input_ids=torch.from_numpy(packed.token_ids)[None].to(device),
-            position_ids=torch.from_numpy(packed.position_ids)[None].to(device),
+            input_ids=ids.to(device),
+            position_ids=positions.to(device),
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # ours is in the layout
             use_cache=False,
-            layout=Layout.of(packed, device),
+            layout=Layout.of(packed, device, filled),
         ).last_hidden_state[0]
         return hidden
 
