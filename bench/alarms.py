@@ -112,7 +112,7 @@ ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used 
     "rl.updates_per_batch=4",
     "rl.group_size=4",
     "rl.learning_rate=1.5e-3",
-    "rl.steps=60",
+    "rl.steps=90",
 )
 TEMPLATE = (
     "environment.options.hopeless=0.6",

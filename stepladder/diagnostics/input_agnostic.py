@@ -20,7 +20,7 @@ class TemplateCollapse(Detector):
     name = "template_collapse"
     averages = ("prompt_information", "prompt_retrieval", "surprisal")
     floor = 0.3
-    patience = 6  # at least two measurements: information is measured every few steps
+    patience = 3  # measurements: once information has fallen it is measured in each step
     message = "responses stay varied but depend less and less on their prompts"
     advice = (
         "let the task outweigh noise and regularisers: do not divide advantages by their deviation "

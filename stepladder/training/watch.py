@@ -23,7 +23,9 @@ from stepladder.training.step import Metrics
 from stepladder.training.weights import Canary
 from stepladder.types import Group, TrainingSample
 
-CROSS_SCORED_EVERY = 5  # steps; a forward pass of about a tenth of a step
+# A forward pass of about a tenth of a step: made every few steps, and in each once there is something to see.
+CROSS_SCORED_EVERY = 5
+SUSPECT = 0.75  # of the largest dependence on the prompt so far
 
 
 class Watch:
@@ -37,6 +39,7 @@ class Watch:
         self.monitor = Monitor(default_alarms(clipped_at=settings.max_grad_norm))
         self.remedied: list[str] = []  # alarms whose remedy has been applied
         self.changed: dict[str, Any] = {}  # keys that remedies changed, and to what
+        self.information = 0.0, 0.0  # how much responses depend on their prompts: the last, the largest
         self.temperature = bench.recipe.rollout.temperature
         self._canary: Canary | None = None
         self._guard: ReferenceGuard | None = None
@@ -53,7 +56,7 @@ class Watch:
             self._canary = Canary(self.bench.policy, self.bench.engine)
         check_masks(samples, groups)
         information = math.nan
-        if step % CROSS_SCORED_EVERY == 0:
+        if step % CROSS_SCORED_EVERY == 0 or self.information[0] < SUSPECT * self.information[1]:
             information = prompt_information(
                 self.bench.policy,
                 groups,
@@ -61,6 +64,8 @@ class Watch:
                 temperature=self.temperature,
                 token_budget=self.settings.token_budget,
             )
+        if not math.isnan(information):
+            self.information = information, max(information, self.information[1])
         return {
             **health_metrics(groups, self.bench.engine_version, solved),
             **variety_metrics(groups, solved),
@@ -96,11 +101,18 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint: what the alarms remember, and what remedies changed of the recipe."""
-        return {"monitor": self.monitor.state(), "remedied": self.remedied, "changed": self.changed}
+        return {
+            "monitor": self.monitor.state(),
+            "remedied": self.remedied,
+            "changed": self.changed,
+            "information": list(self.information),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, under the recipe of now with the remedies applied."""
         self.monitor.load(state["monitor"])
         self.remedied = list(state["remedied"])
         self.changed = dict(state["changed"])
+        last, largest = state["information"]
+        self.information = last, largest
         self.settings = RlSection.model_validate({**self.settings.model_dump(), **self.changed})

@@ -180,3 +180,16 @@ def test_cross_scores_are_the_policys_own(tmp_path: Path) -> None:
     wanted = sum(matrix[k][k] - mean[k] for k in range(3)) / 3 / math.log(3)
     assert got == pytest.approx(max(0.0, wanted), abs=1e-5)
     assert math.isnan(prompt_information(policy, groups[:2], lambda t: False, temperature=1.0))
+
+
+def test_a_falling_dependence_on_the_prompt_is_looked_at_in_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured at steps 1 and 6: .4, then .2 < .75 * .4, so in each step until it is .35 again, and at 11."""
+    values = iter([0.4, 0.2, 0.25, 0.35, 0.4])
+    monkeypatch.setattr(watching, "prompt_information", lambda *args, **options: next(values))
+    folder = train(recipe(tmp_path, "rl.steps=11"), display=Display(quiet=True))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen = {r["step"]: r.get("prompt_information") for r in records if r["phase"] == "rl"}
+    measured = {step: value for step, value in seen.items() if value is not None}
+    assert measured == {1: 0.4, 6: 0.2, 7: 0.25, 8: 0.35, 11: 0.4}
