@@ -10,6 +10,7 @@ A layer is replaced only where its outputs stay equal, bit for bit, on random in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -112,6 +115,28 @@ class _Embedding(torch.autograd.Function):
 def _embedding_forward(self: Any, ids: Tensor) -> Tensor:
     out: Tensor = _Embedding.apply(ids, self.weight, self.padding_idx)  # type: ignore[no-untyped-call]
     return out
+
+
+def _recomputed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    forward = functools.partial(type(self).forward, self, **kwargs)
+    if not torch.is_grad_enabled():
+        return forward(*args)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False)  # there is no dropout
+
+
+def recompute_layers(model: nn.Module) -> bool:
+    """From now on each layer keeps its input alone, and is computed again in the backward pass (activation
+    checkpointing, arXiv:1604.06174): about a quarter more time for an update.
+
+    False where it changed nothing: all layers do so already, or the model has none that transformers marks
+    as fit for it.
+    """
+    changed = False
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and "forward" not in vars(layer):
+            layer.forward = MethodType(_recomputed, layer)
+            changed = True
+    return changed
 
 
 def lean_layers(model: nn.Module) -> int:

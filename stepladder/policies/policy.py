@@ -20,7 +20,7 @@ from stepladder.data.batching import PackedBatch, pack
 from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.attention import NAME, Layout
-from stepladder.policies.lean import lean_layers
+from stepladder.policies.lean import lean_layers, recompute_layers
 from stepladder.policies.pretrained import zero_dropout
 from stepladder.types import TrainingSample
 
@@ -82,6 +82,10 @@ class Policy:
         for module in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings()):
             if module is not None:
                 module.requires_grad_(False)
+
+    def recompute_layers(self) -> bool:
+        """Activation checkpointing from now on; False where nothing changed. See policies/lean.py."""
+        return recompute_layers(self.lm)
 
     def logprobs(
         self, samples: Sequence[TrainingSample], *, temperature: float = 1.0, entropy_gradient: bool = False

@@ -111,7 +111,7 @@ class Ladder:
 
     def __init__(self, bench: Workbench, recipe: Recipe, folder: RunFolder, display: Display) -> None:
         self.bench, self.folder, self.display = bench, folder, display
-        bench.memory.say = display.note
+        bench.memory.say, bench.memory.recompute = display.note, bench.policy.recompute_layers
         self.recipe = recipe
         self.store = CheckpointStore(folder.checkpoints, keep=self.recipe.run.keep_checkpoints)
         self.tracker = open_tracker(
@@ -238,7 +238,7 @@ class Ladder:
             "rung": rung.name if rung is not None else None,
             "state": rung.state() if rung is not None else {},
             "engine_version": self.bench.engine_version,
-            "token_limit": self.bench.memory.tokens,
+            "memory": self.bench.memory.state(),
             "cursor": self.folder.cursor(),
         }
         self.count += 1
@@ -260,7 +260,7 @@ class Ladder:
         state = self.store.load_state(latest)
         self.folder.cut_back(state["cursor"])
         tensors = load_tensors(latest / TENSORS)
-        self.bench.memory.tokens = state.get("token_limit")
+        self.bench.memory.load(state["memory"])
         self.count, self.done = state["count"], dict(state["done"])
         name = state["rung"]
         if name is None:

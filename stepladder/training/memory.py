@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -32,9 +33,13 @@ class MemoryLimit:
     """How many tokens a micro-batch of this run may have, once memory ran out; `tokens` None: it never did.
 
     Made with the run, kept through its rungs and in its checkpoints. `say` is told once each time it falls.
+    `recompute` turns activation checkpointing on, for when a single trajectory is too long; it returns False
+    where that changes nothing.
     """
 
     tokens: int | None = None
+    recompute: Callable[[], bool] = field(default=lambda: False)
+    recomputing: bool = False
     say: Callable[[str], None] = field(default=log.warning)
 
     def budget(self, asked: int) -> int:
@@ -50,8 +55,8 @@ class MemoryLimit:
     ) -> Metrics:
         """What `update(token budget)` returns; where memory runs out, again with a smaller budget.
 
-        `samples` are those that the update cuts by `micro_batches`. With a limit in force the metrics say it,
-        as `token_budget`. Raises OutOfMemory where a single trajectory does not fit, or the optimiser's own
+        `samples` are those that the update cuts by `micro_batches`; where it cannot cut them finer, layers
+        are recomputed. With a limit in force the metrics say it, as `token_budget`. Raises OutOfMemory where a single trajectory does not fit, or the optimiser's own
         step; the weights are then untouched.
         """
         tokens = self.budget(token_budget)
@@ -72,13 +77,35 @@ class MemoryLimit:
                 raise OutOfMemory(_no_room_for_moments(optimizer, said))
             less = smaller_budget(samples, tokens)
             if less is None:
-                raise OutOfMemory(_no_room_for_one(samples, tokens, said))
+                self._recompute(samples, tokens, said)
+                continue
             self.say(
                 f"memory ran out in an update with {tokens} tokens a micro-batch ({said}); nothing is lost: "
                 f"it is made again with {less}, which stays so for the rest of the run (token_budget = "
                 f"{less}). The gradients are the same, an update takes a little longer"
             )
             tokens = self.tokens = less
+
+    def _recompute(self, samples: Sequence[TrainingSample], tokens: int, said: str) -> None:
+        if not self.recompute():
+            raise OutOfMemory(_no_room_for_one(samples, tokens, said))
+        self.recomputing = True
+        self.say(
+            f"memory ran out in an update although each trajectory has a micro-batch of its own ({said}); "
+            "nothing is lost: it is made again with layers that keep their inputs alone and are computed "
+            "anew in the backward pass (activation checkpointing), which stays so for the rest of the run. "
+            "The gradients are the same, an update takes about a quarter longer"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"tokens": self.tokens, "recomputing": self.recomputing}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.tokens, self.recomputing = state["tokens"], state["recomputing"]
+        if self.recomputing:
+            self.recompute()
 
 
 def _give_back() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from stepladder.objectives import logprobs
 from stepladder.policies import attention
-from stepladder.policies.lean import lean_layers
+from stepladder.policies.lean import lean_layers, recompute_layers
 from stepladder.policies.optimizer import MasterOptimizer
 
 IDS = torch.tensor([[5, 7, 11, 0, 7, 9, 0, 3]])  # 0 is the padding token of these models
@@ -45,6 +45,33 @@ def test_equal_outputs_and_gradients(kind: str, norms: int, mlps: int, dtype: to
     for name, gradient in theirs.items():
         scale = float(gradient.float().abs().max())
         assert float((ours[name].float() - gradient.float()).abs().max()) <= near * scale, name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma3"])
+def test_recomputed_layers_keep_less_and_give_the_same(kind: str) -> None:
+    """Counted: what autograd saves; a layer's insides are most of it."""
+
+    def kept(model: nn.Module) -> tuple[dict[str, torch.Tensor], int]:
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            logits = model(input_ids=IDS, use_cache=False).logits
+        model.zero_grad()
+        (logits.float() ** 2).mean().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, sum(
+            sizes
+        )
+
+    model = tiny(kind)
+    lean_layers(model)
+    wanted, much = kept(model)
+    assert recompute_layers(model)
+    assert not recompute_layers(model)
+    got, little = kept(model)
+    assert little < 0.6 * much
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient)
+    with torch.no_grad():
+        model(input_ids=IDS)
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:

@@ -245,6 +245,47 @@ def test_half_precision_leaves_no_gradient_behind() -> None:
     assert first.grad is None
 
 
+def test_a_trajectory_too_long_for_the_memory_is_made_with_recomputed_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The allocator fails while layers keep everything; then the update is the same, and it is said."""
+    policy = tiny_policy()
+    samples = [sample(range(40), 3)]
+    wanted = gradients_of(policy, samples)
+    honest = policy_module.pack
+
+    def fails_once(some: Sequence[TrainingSample]) -> PackedBatch:
+        if torch.is_grad_enabled() and not memory.recomputing:
+            raise RuntimeError(CPU)
+        return honest(some)
+
+    monkeypatch.setattr(policy_module, "pack", fails_once)
+    said: list[str] = []
+    memory = MemoryLimit(say=said.append, recompute=policy.recompute_layers)
+    optimizer = Kept(policy.trainable())
+    memory.fit(
+        samples,
+        4096,
+        optimizer,
+        lambda tokens: sft_update(policy, optimizer, samples, learning_rate=1.0, token_budget=tokens),
+    )
+    assert_equal(optimizer.kept, wanted)
+    assert len(said) == 1
+    assert "activation checkpointing" in said[0]
+    resumed, other = MemoryLimit(), tiny_policy()
+    resumed.recompute = other.recompute_layers
+    resumed.load(memory.state())
+    assert resumed.recomputing
+    assert not other.recompute_layers()  # it was turned on
+
+
+def gradients_of(policy: Policy, samples: Sequence[TrainingSample]) -> dict[str, torch.Tensor]:
+    optimizer = Kept(policy.trainable())
+    sft_update(policy, optimizer, samples, learning_rate=1.0, token_budget=4096)
+    optimizer.close()
+    return optimizer.kept
+
+
 # -- what cannot be helped ---------------------------------------------------------------------------------
 
 
