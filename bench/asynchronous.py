@@ -18,11 +18,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from curves import curves, mean_curve, smooth
+
 from stepladder.config import load_recipe
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 
-TASKS, STEPS, PER_STEP, GROUP = 64, 300, 32, 8  # 150 epochs of the tasks
+TASKS, STEPS, PER_STEP, GROUP = 64, 100, 32, 8  # 50 epochs of the tasks
 
 
 def main() -> None:
@@ -39,9 +41,9 @@ def main() -> None:
         for s in args.staleness
     ]
     text = heading() + table(rows)
-    if args.corrections:
-        text += corrections(args.out, args.seeds)
     args.results.mkdir(parents=True, exist_ok=True)
+    if args.corrections:
+        text += corrections(args.out, args.seeds, args.results)
     (args.results / "asynchronous.md").write_text(text, encoding="utf-8")
     print(text)
 
@@ -62,7 +64,8 @@ def run(out: Path, name: str, overrides: list[str], world: str = "bench/long_tai
             f"rl.steps={STEPS}",
             f"rl.tasks_per_step={PER_STEP}",
             f"rl.group_size={GROUP}",
-            "rl.learning_rate=4e-4",
+            "rl.learning_rate=2e-4",  # as bench/algorithms.py, where every seed learns
+            "rl.updates_per_batch=4",
             "rl.stop_at_success=null",
             "evaluation.raw=0",
             "evaluation.tasks=200",
@@ -109,15 +112,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(out) + "\n"
 
 
-def corrections(out: Path, seeds: list[int]) -> str:
-    """Four updates a batch on tokens up to 8 updates old: what each correction makes of it."""
+def corrections(out: Path, seeds: list[int], results: Path) -> str:
+    """Four updates a batch on tokens up to 8 steps old: what each correction makes of it."""
     kinds = ("behaviour", "none", "token_cap", "token_mask")
-    rows = ["", "## High staleness: max_staleness 8, four updates a batch", ""]
+    drawn: dict[str, list[list[tuple[float, float]]]] = {kind: [] for kind in kinds}
+    rows = ["", "## High staleness: max_staleness 8", ""]
     rows += ["| correction | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---|" + "---|" * len(seeds)]
     for kind in kinds:
         cells = []
         for seed in seeds:
-            extra = [f"run.seed={seed}", "rl.max_staleness=8", "rl.updates_per_batch=4"]
+            extra = [f"run.seed={seed}", "rl.max_staleness=8"]
             folder = run(
                 out,
                 f"correction-{kind}-{seed}",
@@ -126,8 +130,17 @@ def corrections(out: Path, seeds: list[int]) -> str:
             steps = [m for m in lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
             held = lines(folder / "evaluations.jsonl")[-1]["success"]
             half = len(steps) // 2
+            drawn[kind].append(smooth([(float(m["step"]), m["success"]) for m in steps]))
             cells.append(f"reward {fmean(m['reward'] for m in steps[half:]):.3f}, held out {held:.3f}")
         rows.append(f"| {kind} | " + " | ".join(cells) + " |")
+    picture = curves(
+        {kind: mean_curve(lines) for kind, lines in drawn.items()},
+        title="success of training at max_staleness 8, by correction (mean of the seeds)",
+        x="steps",
+        y="success (moving mean of 5 steps)",
+        top=1.0,
+    )
+    (results / "asynchronous.svg").write_text(picture, encoding="utf-8")
     return "\n".join(rows) + "\n\nReward is the mean of the second half of the steps.\n"
 
 

@@ -56,8 +56,8 @@ class MemoryLimit:
         """What `update(token budget)` returns; where memory runs out, again with a smaller budget.
 
         `samples` are those that the update cuts by `micro_batches`; where it cannot cut them finer, layers
-        are recomputed. With a limit in force the metrics say it, as `token_budget`. Raises OutOfMemory where a single trajectory does not fit, or the optimiser's own
-        step; the weights are then untouched.
+        are recomputed. With a limit in force the metrics say it, as `token_budget`. Raises OutOfMemory where
+        a single trajectory does not fit, or the optimiser's own step; the weights are then untouched.
         """
         tokens = self.budget(token_budget)
         while True:
