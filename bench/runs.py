@@ -29,7 +29,12 @@ def run(
         train(wanted, overwrite=folder.exists(), display=Display(quiet=True))
     elif not (folder / "final").exists():
         resume(folder, display=Display(quiet=True))
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return steps(out, name)
+
+
+def steps(out: str | Path, name: str) -> list[dict[str, Any]]:
+    """The lines of phase "rl" that the run `out`/`name` has written so far."""
+    lines = map(json.loads, (Path(out) / name / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["phase"] == "rl"]
 
 
