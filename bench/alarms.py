@@ -73,8 +73,8 @@ def smoothed(values: Sequence[float], weight: float = 0.2) -> list[float]:
 
 
 def digit(*overrides: str) -> list[Any]:
-    """The bundled hidden_digit, at a higher rate without division by the deviation."""
-    return ["hidden_digit", ["rl.scale=none", "rl.learning_rate=1e-3", *overrides]]
+    """The bundled hidden_digit, with four updates a batch as in algorithms.py: every seed learns."""
+    return ["hidden_digit", ["rl.updates_per_batch=4", "rl.learning_rate=2e-4", *overrides]]
 
 
 def think(*overrides: str) -> list[Any]:
@@ -129,7 +129,7 @@ HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "think, cispo": (think("rl.algorithm=cispo", "rl.steps=50"), (0,)),
     "think, gspo": (think("rl.algorithm=gspo", "rl.steps=50"), (0,)),
     "think, reinforce++": (think("rl.algorithm=reinforce++", "rl.steps=50"), (0,)),
-    "hidden_digit, grpo": (digit("rl.steps=80"), (0,)),
+    "hidden_digit, grpo": (digit("rl.steps=100"), (0,)),
 }
 
 
