@@ -87,7 +87,7 @@ def test_the_module_is_the_command() -> None:
         (["rl.learnig_rate=1"], ["ConfigError", "Did you mean 'learning_rate'?"]),
         (["rl.group_size=0"], ["rl.group_size", "got 0"]),
         (["environment.name=hiden_digit"], ["no environment 'hiden_digit'", "Did you mean 'hidden_digit'?"]),
-        (["environment.name=nowhere.py:World"], ["'nowhere.py' does not exist"]),
+        (["environment.name=nowhere.py:World"], ["nowhere.py' does not exist"]),
         (["environment.options={ digitss = 4 }"], ["no option 'digitss'", "Did you mean 'digits'?"]),
         (["environment.rewards=['nowhere:f']"], ["nowhere"]),
         (["evaluation.split=tset"], ["no split 'tset'", "Did you mean 'test'?"]),

@@ -197,7 +197,9 @@ def _garble(policy: Policy, samples: Sequence[TrainingSample]) -> torch.utils.ho
 
     def hook(module: Any, args: Any, output: Any) -> Any:
         hidden = output.last_hidden_state
-        output.last_hidden_state = torch.where(keep[..., None], hidden, hidden * -37.5 + 11.0)
+        filled = hidden.shape[1] - keep.shape[1]  # a packed row may end in filling, which nothing reads
+        kept = torch.nn.functional.pad(keep, (0, filled))
+        output.last_hidden_state = torch.where(kept[..., None], hidden, hidden * -37.5 + 11.0)
         return output
 
     return policy._body().register_forward_hook(hook)
