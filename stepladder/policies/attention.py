@@ -76,7 +76,7 @@ def packed_attention(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:  # DeepSeek's values are shorter than its keys
         out: Tensor = _CpuAttention.apply(q, k, v, mask, scale)  # type: ignore[no-untyped-call]
         return out
     return _sdpa(q, k, v, mask, scale)

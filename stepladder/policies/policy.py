@@ -57,9 +57,9 @@ class Policy:
         self.model = whole
         self.tokenizer = tokenizer
         self.lm: Any = whole.get_base_model() if hasattr(model, "peft_config") else whole
-        self.lm.set_attn_implementation(NAME)
         self.lm.eval()
         zero_dropout(self.lm)  # ratio 1 needs one function for behaviour and current log-probabilities
+        self._own_attention = not self._take_attention()
         lean_layers(self.lm)
         self.mode: Mode = mode or self._probe()
 
@@ -234,15 +234,49 @@ class Policy:
 
     # -- which layout is exact for this model ---------------------------------------------------------
 
+    def _take_attention(self) -> bool:
+        """Give the model our attention, unless it computes what SDPA cannot (sinks, caps on scores).
+
+        Ours is SDPA where no layout is given, so a model that came with SDPA needs no proof.
+        """
+        own = self.lm.config._attn_implementation
+        if own in (NAME, "sdpa"):
+            self.lm.set_attn_implementation(NAME)
+            return True
+        samples = _probe_samples(self.lm.config.get_text_config().vocab_size)
+        wanted = self._reference(samples)
+        self.lm.set_attn_implementation(NAME)
+        try:
+            error = float((self._reference(samples) - wanted).abs().sum()) / sum(
+                s.num_trained for s in samples
+            )
+        except (TypeError, ValueError, RuntimeError):
+            error = float("inf")
+        if error <= self._tolerance:
+            return True
+        self.lm.set_attn_implementation(own)
+        return False
+
+    @property
+    def _tolerance(self) -> float:
+        """bf16 rounds each layer's output in whatever order it was computed; an error of layout is nats."""
+        return 1e-4 if self.dtype == torch.float32 else 0.15
+
     def _probe(self) -> Mode:
         """The first layout whose log-probabilities equal the model's own on a small batch."""
         samples = _probe_samples(self.lm.config.get_text_config().vocab_size)
         wanted = self._reference(samples)
         scored = sum(s.num_trained for s in samples)
-        # bf16 rounds each layer's output in whatever order it was computed; an error of layout is nats.
-        tolerance = 1e-4 if self.dtype == torch.float32 else 0.15
         candidates: list[Mode] = ["packed", "padded"]
-        if not _full_attention(self.lm.config):
+        if self._own_attention:
+            log.warning(
+                "packing and shared prefixes are off for this model (%s): its attention (%s) computes what "
+                "SDPA does not",
+                self.lm.config.model_type,
+                self.lm.config._attn_implementation,
+            )
+            candidates = ["padded"]
+        elif not _full_attention(self.lm.config):
             log.warning(
                 "packing and shared prefixes are off for this model (%s): some of its layers do not attend "
                 "to the whole sequence",
@@ -258,7 +292,7 @@ class Policy:
                 log.warning("the %s layout does not run on this model (%s)", mode, problem)
                 continue
             error = float((got - wanted).abs().sum()) / scored
-            if error <= tolerance:
+            if error <= self._tolerance:
                 return mode
             log.warning("the %s layout is off by %.2g nats a token on this model; not used", mode, error)
         return "full"
