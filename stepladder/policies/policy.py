@@ -229,6 +229,7 @@ class Policy:
             targets,
             temperature=temperature,
             chunk=128 if hidden.device.type == "cpu" else 512,
+            bias=getattr(head, "bias", None),
             differentiable_entropy=entropy_gradient,
         )
 
@@ -283,6 +284,12 @@ class Policy:
                 self.lm.config.model_type,
             )
             candidates = ["padded"]
+        if hasattr(self.lm.get_output_embeddings(), "base_layer"):
+            log.warning(
+                "the output layer has an adapter of its own, so it makes its logits itself: packing and "
+                "chunked log-probabilities are off, and an update takes more memory"
+            )
+            return "full"  # a new adapter is 0, which no probe of values can see
         for mode in candidates:
             self.mode = mode
             try:

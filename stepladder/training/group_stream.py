@@ -35,6 +35,11 @@ class Outstanding:
     job: asyncio.Future[Group] | None = None
     group: Group | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Not begun yet: it has no tokens that could be too old."""
+        return self.job is None and self.group is None
+
 
 class GroupStream:
     """All methods run on one event loop. `draw` gives the next (group id, task), None at the end of the data;
@@ -61,6 +66,7 @@ class GroupStream:
         self._failure: BaseException | None = None
         self._closing = False
         self._changed = asyncio.Event()
+        self._limit = (max_staleness + 1) * per_step  # of outstanding groups; a restored stream may have more
 
     # -- what the learner does --------------------------------------------------------------------------
 
@@ -106,16 +112,25 @@ class GroupStream:
         return [*self._handed, *self._outstanding]
 
     def restore(self, waiting: Sequence[tuple[str, Task, int, Group | None]]) -> None:
-        """Take over what an earlier stream had outstanding: (group id, task, born, the group if finished)."""
-        for group_id, task, born, group in waiting:
+        """Take over what an earlier stream had outstanding: (group id, task, born, the group if finished).
+
+        Under a smaller `per_step` or `max_staleness` than before, groups whose turn would come too late are
+        played again.
+        """
+        kept: dict[str, Group] = {}
+        for group_id, _, born, group in sorted(waiting, key=lambda item: item[2]):
+            turn = self.version + len(kept) // self.per_step
+            if group is not None and turn <= born + self.max_staleness:
+                kept[group_id] = group
+        for group_id, task, born, _ in waiting:
             # What is played again is played with the weights of now.
-            self._add(group_id, task, born if group is not None else self.version, group)
+            self._add(group_id, task, born if group_id in kept else self.version, kept.get(group_id))
+        self._outstanding.sort(key=lambda item: item.group is None)  # what has tokens goes first
 
     # -- inside -----------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        limit = (self.max_staleness + 1) * self.per_step
-        while not self.ended and len(self._outstanding) < limit:
+        while not self.ended and len(self._outstanding) < self._limit:
             drawn = self._draw()
             if drawn is None:
                 self.ended = True
@@ -129,10 +144,10 @@ class GroupStream:
 
     def _begin(self) -> None:
         playing = sum(item.job is not None and item.group is None for item in self._outstanding)
-        for item in self._outstanding:
+        for item in self._outstanding[: self._limit]:
             if playing >= self.at_once:
                 return
-            if item.job is None and item.group is None:
+            if item.waits:
                 item.born = self.version  # it waited in the queue; its tokens are of now
                 job = item.job = asyncio.ensure_future(self._play(item.group_id, item.task, item.order))
                 job.add_done_callback(functools.partial(self._ended, item))
@@ -157,19 +172,16 @@ class GroupStream:
         S + 1 steps can hand out.
         """
         wanted = min(self.per_step, len(self._outstanding))
-        by_age = sorted(self._outstanding, key=lambda item: (self._born(item), item.order))
+        by_age = sorted(self._outstanding, key=lambda item: (item.waits, item.born, item.order))
         chosen = [item for item in by_age if item.group is not None][:wanted]
         if len(chosen) < wanted:
             return None
         left = [item for item in by_age if item not in chosen]
         for place, item in enumerate(left):  # handed out at version + 1, + 2, ..., per_step at a time
-            if self.version + 1 + place // self.per_step > self._born(item) + self.max_staleness:
+            late = self.version + 1 + place // self.per_step > item.born + self.max_staleness
+            if late and not item.waits:
                 return None
         return chosen
-
-    def _born(self, item: Outstanding) -> int:
-        """A group that only waits for its turn has no tokens yet."""
-        return item.born if item.job is not None or item.group is not None else self.version
 
 
 def _error_of(job: asyncio.Future[Group], group_id: str) -> BaseException | None:

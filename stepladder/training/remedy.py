@@ -25,13 +25,23 @@ def remedied(settings: RlSection, changes: Sequence[Change]) -> tuple[RlSection,
         after = change.applied(before)
         if after == before:
             continue
-        data = {**settings.model_dump(), change.key: after}
+        if change.key.startswith("clip") and settings.row().ratio_level == "sequence":
+            continue  # gspo's ratio is a mean over tokens: .28 is no clip where its own is 4e-4
+        follows = {k: v for k, v in _follow(change.key, after).items() if getattr(settings, k) != v}
         try:
-            settings = RlSection.model_validate(data)
+            new = RlSection.model_validate({**settings.model_dump(), change.key: after, **follows})
         except ValidationError:  # the algorithm's row refuses the key
             continue
-        taken[change.key] = [before, after]
+        taken |= {k: [getattr(settings, k), v] for k, v in follows.items()} | {change.key: [before, after]}
+        settings = new
     return settings, taken
+
+
+def _follow(key: str, value: Any) -> dict[str, Any]:
+    """Keys that contradict `key` = `value`, and what they are then: a recipe may have given them."""
+    if key == "kl_coefficient" and value == 0:
+        return {"kl_in": None, "kl_estimator": None, "kl_target": None, "reference_every": 0}
+    return {"entropy_coefficient": 0.0} if key == "entropy_target" else {}
 
 
 def present(settings: RlSection, key: str) -> Any:

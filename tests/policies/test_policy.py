@@ -162,3 +162,48 @@ def test_the_real_model_is_packed_and_exact(real_policy: Policy) -> None:
             torch.testing.assert_close(
                 scores.logprobs[b][scores.mask[b]], alone(real_policy, one), rtol=0, atol=1e-4
             )
+
+
+def test_an_adapter_on_the_output_layer_is_trained_and_scored() -> None:
+    """Its weight alone would be the base model's, and the adapter would get no gradient."""
+    vocabulary = len(tiny_tokenizer())
+    lm = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            tie_word_embeddings=False,
+        )
+    )
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    policy = Policy(get_peft_model(lm, config), tiny_tokenizer())
+    policy.logprobs(random_samples(2)).logprobs.sum().backward()
+    assert all(p.grad is not None for p in policy.trainable().values())
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(0.1)
+        (one,) = random_samples(1)
+        scores = policy.logprobs([one])
+        torch.testing.assert_close(scores.logprobs[scores.mask], alone(policy, one), rtol=0, atol=1e-5)
+
+
+def test_the_bias_of_an_output_layer_is_trained() -> None:
+    """At first it is 0, which no probe of values can tell from none."""
+    from transformers import PhiConfig, PhiForCausalLM
+
+    lm = PhiForCausalLM(
+        PhiConfig(
+            vocab_size=len(tiny_tokenizer()),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+    )
+    policy = Policy(lm, tiny_tokenizer())
+    assert policy.mode == "packed"
+    policy.logprobs(random_samples(2)).logprobs.sum().backward()
+    assert lm.lm_head.bias.grad is not None
+    assert float(lm.lm_head.bias.grad.abs().sum()) > 0

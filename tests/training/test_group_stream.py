@@ -200,3 +200,44 @@ def test_the_end_of_the_data_is_a_shorter_step_and_then_none() -> None:
         return sizes
 
     assert run(work()) == [3, 3, 1]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    before=st.tuples(st.integers(1, 6), st.integers(0, 3)),
+    after=st.tuples(st.integers(1, 6), st.integers(0, 3)),
+    finished=st.lists(st.booleans(), min_size=24, max_size=24),
+)
+def test_a_stream_restored_under_other_bounds_keeps_them(
+    before: tuple[int, int], after: tuple[int, int], finished: list[bool]
+) -> None:
+    """A resumed run follows its edited recipe: with a smaller max_staleness or tasks_per_step what was begun
+    is more than may be outstanding. Nothing hangs, nothing is too old, each task comes once."""
+    world = World([1] * 40)
+
+    async def go() -> None:
+        first = GroupStream(world.draw, world.play, per_step=before[0], max_staleness=before[1], at_once=50)
+        handed = [group_id for step in await learn(world, first, steps=3) for group_id, _ in step]
+        await asyncio.sleep(0)
+        waiting = [
+            (item.group_id, item.task, item.born, Group(item.group_id, item.task, ()) if done else None)
+            for item, done in zip(first.outstanding(), finished, strict=False)
+        ]
+        born = {group_id: version for group_id, _, version, _ in waiting}
+        await first.close()
+        second = GroupStream(
+            world.draw,
+            world.play,
+            per_step=after[0],
+            max_staleness=after[1],
+            at_once=50,
+            version=first.version,
+        )
+        second.restore(waiting)
+        world.born = born
+        steps = await asyncio.wait_for(learn(world, second), 5)
+        await second.close()
+        assert max((lag for step in steps for _, lag in step), default=0) <= after[1]
+        assert sorted(handed + [i for step in steps for i, _ in step], key=int) == [str(i) for i in range(40)]
+
+    asyncio.run(go())

@@ -148,6 +148,38 @@ def test_the_algorithms_own_values_are_what_is_changed() -> None:
     assert after.row().kl_in == "none"
 
 
+@pytest.mark.parametrize(
+    ("written", "gone"),
+    [
+        ({"kl_in": "loss"}, {"kl_in": ["loss", None]}),
+        ({"kl_estimator": "k2"}, {"kl_estimator": ["k2", None]}),
+        ({"reference_every": 5}, {"reference_every": [5, 0]}),
+        ({"kl_in": "reward", "kl_target": 3.0}, {"kl_in": ["reward", None], "kl_target": [3.0, None]}),
+    ],
+)
+def test_a_recipe_that_says_more_of_its_kl_term_loses_it_all_the_same(
+    written: dict[str, Any], gone: dict[str, Any]
+) -> None:
+    settings = RlSection(algorithm="grpo", kl_coefficient=0.04, **written)
+    after, taken = remedied(settings, (Change("kl_coefficient", "set", 0.0),))
+    assert taken == {**gone, "kl_coefficient": [0.04, 0.0]}
+    assert after.row().kl_in == "none"
+
+
+def test_an_entropy_target_takes_the_place_of_a_fixed_bonus() -> None:
+    settings = RlSection(algorithm="dr_grpo", entropy_coefficient=0.01)
+    after, taken = remedied(settings, (Change("entropy_target", "set", 0.5),))
+    assert taken == {"entropy_coefficient": [0.01, 0.0], "entropy_target": [None, 0.5]}
+    assert after.entropy_target == 0.5
+
+
+def test_gspo_keeps_its_clip() -> None:
+    """Its ratio is a geometric mean over tokens, clipped at 4e-4: .28 would be no clip at all."""
+    after, taken = remedied(RlSection(algorithm="gspo"), (Change("clip_high", "at_least", 0.28),))
+    assert taken == {}
+    assert after.row().clip_high == 4e-4
+
+
 # -- cross scores ------------------------------------------------------------------------------------------
 
 
