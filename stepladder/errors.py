@@ -106,5 +106,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("learnig_rate", ["learning_rate", "seed"])
     " Did you mean 'learning_rate'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    spelt = {other.casefold(): other for other in known}
+    close = difflib.get_close_matches(name.casefold(), list(spelt), n=1, cutoff=0.6)
+    return f" Did you mean {spelt[close[0]]!r}?" if close else ""

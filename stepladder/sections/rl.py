@@ -21,7 +21,9 @@ class RlSection(Section):
     steps: int = Field(50, ge=1, description="batches of rollouts, each followed by its updates")
     tasks_per_step: int = Field(8, ge=1, description="groups per step, one task each")
     group_size: int = Field(8, ge=1, description="episodes of the same task")
-    learning_rate: float = Field(1e-5, gt=0, description="of AdamW, constant after the warm-up")
+    learning_rate: float = Field(
+        1e-5, gt=0, allow_inf_nan=False, description="of AdamW, constant after the warm-up"
+    )
     warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     updates_per_batch: int = Field(1, ge=1, description="optimiser steps on one batch of rollouts")
     max_grad_norm: float = Field(
@@ -53,6 +55,7 @@ class RlSection(Section):
     kl_coefficient: float | None = Field(
         None,
         ge=0,
+        allow_inf_nan=False,
         description="of the KL term that holds the policy near its reference, instead of the algorithm's "
         "own; 0 saves the reference model",
     )
@@ -69,7 +72,9 @@ class RlSection(Section):
     reference_every: int = Field(
         0, ge=0, description="steps after which the reference becomes the policy of then; 0: never"
     )
-    entropy_coefficient: float = Field(0.0, ge=0, description="of the entropy bonus in the loss")
+    entropy_coefficient: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="of the entropy bonus in the loss"
+    )
     entropy_target: float | None = Field(
         None, gt=0, description="nats a token; the bonus grows below it and is off above it"
     )
@@ -90,6 +95,7 @@ class RlSection(Section):
     replay: float = Field(
         0.0,
         ge=0,
+        allow_inf_nan=False,
         description="weight of the SFT loss of the demonstrations of [sft] in every update: holds what RL "
         "would unlearn",
     )
@@ -101,12 +107,16 @@ class RlSection(Section):
         "later ones earned; process: normalised rewards of turns, summed to the end; gigpo: turns that saw "
         "the same against each other; bilevel: with a critic, over turns and then over tokens",
     )
-    baseline: float | None = Field(None, description="a fixed number that reinforce subtracts")
+    baseline: float | None = Field(
+        None, allow_inf_nan=False, description="a fixed number that reinforce subtracts"
+    )
     gamma: float = Field(1.0, ge=0, le=1, description="discount a token, of critics and batch returns")
     turn_gamma: float | None = Field(
         None, ge=0, le=1, description="discount a turn; unset: 0.95 with gigpo, else 1"
     )
-    anchor_weight: float = Field(1.0, ge=0, description="ω of gigpo: the weight of the step's part")
+    anchor_weight: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="ω of gigpo: the weight of the step's part"
+    )
     normalise: Literal["none", "domain", "task", "environment"] = Field(
         "none",
         description="keeps one kind of task from dominating. domain: scores to deviation 1 within each "

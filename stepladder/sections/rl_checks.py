@@ -97,6 +97,11 @@ def _check_loss(section: RlSection, row: Algorithm) -> None:
         raise ValueError(f"clip_absolute belongs to cispo; {row.name!r} clips around 1, so leave it out")
     if section.dual_clip is not None and row.surrogate == "cispo":
         raise ValueError(f"dual_clip={section.dual_clip:g}: cispo has none; leave it out")
+    if section.correction == "behaviour" and row.surrogate == "reinforce" and section.loss is None:
+        raise ValueError(
+            f"correction='behaviour' clips the ratio to the sampler, and {row.name!r} has no ratio; use "
+            "correction = 'token_cap'"
+        )
     if section.entropy_target is not None and section.entropy_coefficient:
         raise ValueError(
             f"entropy_coefficient={section.entropy_coefficient:g} is fixed, entropy_target="
@@ -114,6 +119,7 @@ def _check_credit(section: RlSection, row: Algorithm) -> None:
         raise ValueError(
             f"baseline={section.baseline:g} is the fixed number of 'reinforce'; {row.name!r} has its own"
         )
+    _check_discounts(section, row)
     if section.advantage is not None:
         if section.credit != "outcome" or section.normalise in ("domain", "environment") or row.needs_critic:
             raise ValueError(
@@ -144,6 +150,22 @@ def _check_credit(section: RlSection, row: Algorithm) -> None:
                 f"normalise={section.normalise!r} divides by its own deviation, so scale={section.scale!r} "
                 "means nothing; leave it out"
             )
+
+
+def _check_discounts(section: RlSection, row: Algorithm) -> None:
+    by_tokens = row.advantage in ("gae", "batch_whiten") and section.advantage is None
+    if section.gamma != 1 and not by_tokens:
+        raise ValueError(
+            f"gamma={section.gamma:g} is a discount a token, and {row.name!r} gives all tokens of an episode or "
+            "turn the same; leave it out, use algorithm = 'ppo', or credit = 'turns' with turn_gamma"
+        )
+    by_turns = section.credit in ("gigpo", "bilevel") or (section.credit == "turns" and not by_tokens)
+    if section.turn_gamma is not None and not by_turns:
+        works = "use gamma" if by_tokens else "set credit = 'turns'"
+        raise ValueError(
+            f"turn_gamma={section.turn_gamma:g} is a discount a turn, which credit={section.credit!r} with "
+            f"{row.name!r} does not take; leave it out, or {works}"
+        )
 
 
 def _listed(named: dict[str, Any]) -> str:

@@ -18,7 +18,9 @@ class CriticSection(Section):
         description="separate: on a copy of the model, with an optimiser of its own; shared: on the policy's "
         "own body, which saves a second model and lets the value loss train it too",
     )
-    learning_rate: float = Field(1e-5, gt=0, description="of a critic with a trunk of its own")
+    learning_rate: float = Field(
+        1e-5, gt=0, allow_inf_nan=False, description="of a critic with a trunk of its own"
+    )
     coefficient: float = Field(0.1, gt=0, description="of the value loss, where the trunk is shared")
     updates_per_batch: int | None = Field(
         None, ge=1, description="optimiser steps of a separate critic on one batch; unset: as the policy's"
@@ -47,7 +49,9 @@ class BonusSection(Section):
         description="tool: calls that could be read; format: an episode that ended by itself, without a "
         "malformed call, whose last message matches `pattern`"
     )
-    weight: float = Field(0.1, description="of each call, or of each episode; may be negative")
+    weight: float = Field(
+        0.1, allow_inf_nan=False, description="of each call, or of each episode; may be negative"
+    )
     per: Literal["episode", "call"] = Field(
         "episode", description="a tool bonus once an episode, or for each call (then set a cap)"
     )
