@@ -156,8 +156,8 @@ def _check_discounts(section: RlSection, row: Algorithm) -> None:
     by_tokens = row.advantage in ("gae", "batch_whiten") and section.advantage is None
     if section.gamma != 1 and not by_tokens:
         raise ValueError(
-            f"gamma={section.gamma:g} is a discount a token, and {row.name!r} gives all tokens of an episode or "
-            "turn the same; leave it out, use algorithm = 'ppo', or credit = 'turns' with turn_gamma"
+            f"gamma={section.gamma:g} is a discount a token, and {row.name!r} gives all tokens of an episode "
+            "or turn the same; leave it out, use algorithm = 'ppo', or credit = 'turns' with turn_gamma"
         )
     by_turns = section.credit in ("gigpo", "bilevel") or (section.credit == "turns" and not by_tokens)
     if section.turn_gamma is not None and not by_turns:

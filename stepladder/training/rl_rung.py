@@ -118,7 +118,7 @@ class RlRung(Rung):
     def _stream(self) -> Iterator[GroupStream | None]:
         """Groups that are played while the policy is trained, where the recipe asks for it."""
         run, settings = self.run, self.settings
-        if not settings.max_staleness and not self.waiting:  # a run made synchronous owes what it began
+        if not settings.max_staleness:
             yield None
             return
         self.stream = open_stream(
