@@ -144,7 +144,8 @@ class GroupStream:
 
     def _begin(self) -> None:
         playing = sum(item.job is not None and item.group is None for item in self._outstanding)
-        for item in self._outstanding[: self._limit]:
+        # Groups handed out and not learned from yet are still in the way of those behind them.
+        for item in self._outstanding[: self._limit - len(self._handed)]:
             if playing >= self.at_once:
                 return
             if item.waits:

@@ -241,3 +241,41 @@ def test_a_stream_restored_under_other_bounds_keeps_them(
         assert sorted(handed + [i for step in steps for i, _ in step], key=int) == [str(i) for i in range(40)]
 
     asyncio.run(go())
+
+
+def test_a_job_that_ends_during_an_update_lets_none_begin_too_early() -> None:
+    """Seen as a hang of a resumed run: 3 groups a step before, 2 now, S = 3. While the learner updates, what it
+    was handed is still in the way of what waits: a group begun then would be four updates old at its turn."""
+    world = World([1] * 30)
+
+    async def go() -> None:
+        stream = GroupStream(world.draw, world.play, per_step=2, max_staleness=3, at_once=50, version=4)
+        world.stream = stream
+        drawn = [world.draw() for _ in range(12)]
+        ages = {6: 3, 7: 3, 9: 4, 10: 4}  # finished before the checkpoint, begun at these versions
+        stream.restore(
+            [
+                (i, t, ages.get(int(i), 4), Group(i, t, ()) if int(i) in ages else None)
+                for i, t in (pair for pair in drawn if pair is not None)
+            ]
+        )
+        world.born = {str(i): born for i, born in ages.items()}
+        for _ in range(12):
+            groups = await asyncio.wait_for(_clocked(world, stream), 5)
+            assert all(stream.version - world.born[g.id] <= 3 for g in groups)
+            world.now += 1
+            for _ in range(4):  # the update: jobs end meanwhile
+                await asyncio.sleep(0)
+            stream.advance()
+        await stream.close()
+
+    asyncio.run(go())
+
+
+async def _clocked(world: World, stream: GroupStream) -> list[Group]:
+    """`take` while the clock runs."""
+    job = asyncio.ensure_future(stream.take())
+    while not job.done():
+        await asyncio.sleep(0)
+        world.now += 1
+    return job.result()
