@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 
 from stepladder.types import TrainingSample
 
+FORWARD_ONLY = (
+    4  # times the token budget of passes without gradients, which keep one layer's tensors, not all
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepladder.data.batching import micro_batches
+from stepladder.data.batching import FORWARD_ONLY, micro_batches
 from stepladder.errors import InvariantError
 from stepladder.objectives import preference as losses
 from stepladder.objectives.kl import kl_estimate
@@ -231,7 +231,8 @@ def kto_point(policy: Policy, batch: Sequence[Judged], token_budget: int) -> tup
     """(z0 over the mismatched answers of the batch, tokens computed for it)."""
     answers = [judged.mismatched for judged in batch]
     samples = [answer.sample for answer in answers]
-    parts = [score(policy, [answers[i] for i in rows]) for rows in micro_batches(samples, token_budget)]
+    batches = micro_batches(samples, FORWARD_ONLY * token_budget)
+    parts = [score(policy, [answers[i] for i in rows]) for rows in batches]
     scores = AnswerScores.joined(parts)
     return kto_reference_point(scores.log_ratio), scores.tokens_computed
 

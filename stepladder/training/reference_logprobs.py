@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stepladder.data.batching import micro_batches
+from stepladder.data.batching import FORWARD_ONLY, micro_batches
 from stepladder.errors import CheckpointError
 from stepladder.policies.bundled import cache_root
 from stepladder.policies.checkpoint import load_tensors, room_for, save_tensors
@@ -97,7 +97,7 @@ class ReferenceLog:
     def _compute(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
         out: list[Tensor] = [torch.empty(0)] * len(samples)
         with _without_adapter(self.policy) if self.base else contextlib.nullcontext():
-            for rows in micro_batches(samples, self.token_budget):
+            for rows in micro_batches(samples, FORWARD_ONLY * self.token_budget):
                 scores = self.policy.logprobs([samples[i] for i in rows])
                 for b, i in enumerate(rows):
                     out[i] = scores.logprobs[b][scores.mask[b]].cpu()
