@@ -244,8 +244,8 @@ def test_a_stream_restored_under_other_bounds_keeps_them(
 
 
 def test_a_job_that_ends_during_an_update_lets_none_begin_too_early() -> None:
-    """Seen as a hang of a resumed run: 3 groups a step before, 2 now, S = 3. While the learner updates, what it
-    was handed is still in the way of what waits: a group begun then would be four updates old at its turn."""
+    """Seen as a hang of a resumed run: 3 groups a step before, 2 now, S = 3. While the learner updates, what
+    it was handed is still in the way of what waits: a group begun then would be too old at its turn."""
     world = World([1] * 30)
 
     async def go() -> None:
