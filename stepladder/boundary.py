@@ -140,6 +140,9 @@ def _tool_call(call: Any, where: str) -> ToolCall:
     return ToolCall(function["name"], dict(arguments), id=str(call.get("id") or ""))
 
 
+LARGEST_REWARD = 1e15
+
+
 def to_number(value: Any, *, where: str) -> float | None:
     """A reward as a float; None stays None ("could not be scored"). Raises RewardError for the rest.
 
@@ -151,10 +154,18 @@ def to_number(value: Any, *, where: str) -> float | None:
         value = value.item()
     if not isinstance(value, numbers.Real):  # bool is Real: True counts as 1.0
         raise RewardError(f"{where} returned {shown(value)}; return a number, a Score, or None")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond every float
+        number = math.inf
     if not math.isfinite(number):
         raise RewardError(
             f"{where} returned {number}; return a finite number, or None for 'could not be scored'"
+        )
+    if abs(number) > LARGEST_REWARD:
+        raise RewardError(
+            f"{where} returned {number:g}; a reward may be {LARGEST_REWARD:g} at most, for its square must be "
+            "a float32: scale rewards to about 1"
         )
     return number
 

@@ -89,7 +89,7 @@ class Vector(Scalar):
 
 
 @settings(deadline=None)
-@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**9), 10**9) | st.booleans())
+@given(st.floats(-1e15, 1e15) | st.integers(-(10**9), 10**9) | st.booleans())
 def test_numbers_become_floats(value):
     number = to_number(value, where="f")
     assert type(number) is float
@@ -139,3 +139,10 @@ def test_tasks_from_rows():
 def test_what_is_shown_is_short():
     assert len(shown("x" * 1000)) < 100
     assert shown([1]) == "[1]"
+
+
+@pytest.mark.parametrize("value", [1e300, -1e16, 10**400])
+def test_a_reward_whose_square_is_no_float32_is_refused(value: float) -> None:
+    with pytest.raises(RewardError, match=r"reward f returned .*(at most|finite number)"):
+        to_number(value, where="reward f")
+    assert to_number(1e15, where="reward f") == 1e15
