@@ -164,8 +164,8 @@ def to_number(value: Any, *, where: str) -> float | None:
         )
     if abs(number) > LARGEST_REWARD:
         raise RewardError(
-            f"{where} returned {number:g}; a reward may be {LARGEST_REWARD:g} at most, for its square must be "
-            "a float32: scale rewards to about 1"
+            f"{where} returned {number:g}; a reward may be {LARGEST_REWARD:g} at most, for its square must "
+            "be a float32: scale rewards to about 1"
         )
     return number
 
