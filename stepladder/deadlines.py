@@ -142,6 +142,8 @@ def abandoned_threads() -> int:
 
 async def _bounded_awaitable(awaitable: Awaitable[Any], deadline: float) -> Any:
     task = asyncio.ensure_future(_without_exit(awaitable))
+    if inspect.iscoroutine(awaitable):  # cancelled before it began, it would complain of never being awaited
+        task.add_done_callback(lambda _: awaitable.close())
     try:
         done = await _wait(task, deadline, started=lambda: True)
     except asyncio.CancelledError:

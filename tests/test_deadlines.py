@@ -2,10 +2,12 @@
 
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -254,3 +256,23 @@ def test_a_call_that_cancels_itself_is_a_failure_of_that_call():
             await guarded(waits, (), {}, "step() of Shop", deadline=5)
 
     asyncio.run(main())
+
+
+def test_a_call_cancelled_before_it_began_leaves_no_warning() -> None:
+    """As when a run ends, and cancels all, while an episode is just about to step."""
+
+    async def step() -> None:
+        raise AssertionError("not begun")
+
+    async def go() -> None:
+        call = asyncio.ensure_future(call_bounded(step, deadline=5))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(go())
+        gc.collect()
+    assert [str(w.message) for w in caught] == []

@@ -159,7 +159,7 @@ def test_a_dead_compute_thread_ends_the_run_with_its_cause(
         raise MemoryError("no room for keys")
 
     with monkeypatch.context() as patch:
-        at_call(patch, Scheduler, "step", 15, die, after=False)
+        at_call(patch, Scheduler, "step", 5, die, after=False)
         with (
             pytest.raises(InvariantError, match="compute thread failed with MemoryError: no room for keys"),
             within(60),
