@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import inspect
 import os
@@ -173,9 +172,12 @@ async def _bounded_thread(function: Callable[[], Any], deadline: float) -> Any:
         done = await _wait(job.future, deadline, started=job.started)
     except asyncio.CancelledError:
         _threads.abandon(job)
+        if not job.future.cancel():  # else what it returns is dropped on delivery
+            _drop(job.future.result())
         raise
     if not done:
         _threads.abandon(job)
+        job.future.cancel()
         raise DeadlinePassed(deadline)
     error, value = job.future.result()
     if isinstance(error, SystemExit):
@@ -225,12 +227,25 @@ class _Job:
             outcome = (None, self.context.run(self.function))
         except BaseException as error:  # noqa: BLE001  handed over to the event loop, which raises it
             outcome = (error, None)
-        with contextlib.suppress(RuntimeError):  # the loop closed while an abandoned call went on
+        if self.abandoned:
+            _drop(outcome)
+            return
+        try:
             self.loop.call_soon_threadsafe(self._deliver, outcome)
+        except RuntimeError:  # the loop closed while an abandoned call went on
+            _drop(outcome)
 
     def _deliver(self, outcome: tuple[BaseException | None, Any]) -> None:
-        if not self.future.done():
+        if self.future.done():
+            _drop(outcome)
+        else:
             self.future.set_result(outcome)
+
+
+def _drop(outcome: tuple[BaseException | None, Any]) -> None:
+    """Nobody waits for it any more: a coroutine among it would complain of never being awaited."""
+    if inspect.iscoroutine(outcome[1]):
+        outcome[1].close()
 
 
 class _Threads:

@@ -276,3 +276,23 @@ def test_a_call_cancelled_before_it_began_leaves_no_warning() -> None:
         asyncio.run(go())
         gc.collect()
     assert [str(w.message) for w in caught] == []
+
+
+def test_a_coroutine_that_comes_too_late_is_dropped_in_silence() -> None:
+    async def late() -> None:
+        raise AssertionError("not begun")
+
+    def step() -> Any:
+        time.sleep(0.3)
+        return late()
+
+    async def go() -> None:
+        with pytest.raises(DeadlinePassed):
+            await call_bounded(step, deadline=0.05)
+        await asyncio.sleep(0.5)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(go())
+        gc.collect()
+    assert [str(w.message) for w in caught] == []
