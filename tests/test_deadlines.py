@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from typing import Any
 
 import pytest
 
