@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from killing import recipe_file, start, where
+from killing import kill_at_random, play_quietly, where
 from spine import assert_same, lines, outcome
 
 KILLS = 20
@@ -43,48 +39,19 @@ WITH_CRITIC = (
 def test_twenty_kills_leave_no_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...]
 ) -> None:
-    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
-    began = time.monotonic()
-    child = start("train", recipe_file(tmp_path, "quiet", settings))
-    assert child.stdout is not None
-    child.stdout.readline()
-    first = time.monotonic()
-    _, err = child.communicate(timeout=900)
-    assert child.returncode == 0, err
-    starting, work = first - began, time.monotonic() - first
-    report = [
-        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {starting:.0f} s until the "
-        f"first line on the screen, {work:.0f} s from there to the end"
-    ]
+    calm = play_quietly(tmp_path, settings)
+    quiet = calm.folder
 
-    rng = random.Random(0)
-    file, done = recipe_file(tmp_path, "killed", settings), 0
-    while done < KILLS:
-        exists = (killed / "recipe.toml").is_file()
-        child = start("resume", str(killed)) if exists else start("train", file)
-        assert child.stdout is not None
-        if done % 5 == 0:  # anywhere in its start
-            delay, since = rng.uniform(0, starting), "the start of the process"
-        else:  # anywhere in its work
-            child.stdout.readline()
-            delay, since = rng.uniform(0, work / 5), "its first line"
-        try:
-            child.wait(timeout=delay)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            done += 1
-            child.communicate()
-            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {where(killed)}")
-        else:
-            _, err = child.communicate()
-            assert child.returncode == 0, err  # it got to its end: the kills that are left hit the next run
-            assert_same(killed, quiet)
-            report.append("the run was finished and equal to the quiet one; another one for the kills left")
-            killed = tmp_path / f"killed-{done}"
-            file = recipe_file(tmp_path, killed.name, settings)
-    child = start("resume", str(killed)) if (killed / "recipe.toml").is_file() else start("train", file)
-    _, err = child.communicate(timeout=900)
-    assert child.returncode == 0, err
+    def finished(run: Path) -> str:
+        assert_same(run, quiet)
+        return " and equal to the quiet one"
+
+    killed, kills = kill_at_random(calm, settings, KILLS, share=1 / 5, left=where, finished=finished)
+    report = [
+        f"quiet run: {len(lines(quiet / 'metrics.jsonl'))} lines of metrics; {calm.starting:.0f} s until the "
+        f"first line on the screen, {calm.work:.0f} s from there to the end",
+        *kills,
+    ]
     assert_same(killed, quiet)
     end = outcome(killed)
     report.append(

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
-import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from killing import newest, recipe_file, start, where
+from killing import kill_at_random, newest, play_quietly, where
 from spine import lines
 
 KILLS, TASKS, STALENESS = 20, 483, 2
@@ -37,47 +33,15 @@ def test_twenty_kills_lose_no_task_and_train_on_none_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    began = time.monotonic()
-    child = start("train", recipe_file(tmp_path, "quiet", SETTINGS))
-    assert child.stdout is not None
-    child.stdout.readline()
-    first = time.monotonic()
-    _, err = child.communicate(timeout=900)
-    assert child.returncode == 0, err
-    starting, work = first - began, time.monotonic() - first
+    calm = play_quietly(tmp_path, SETTINGS)
     report = [
-        f"quiet run: {account(tmp_path / 'quiet')}; {starting:.0f} s until the first line on the screen, "
-        f"{work:.0f} s from there to the end"
+        f"quiet run: {account(calm.folder)}; {calm.starting:.0f} s until the first line on the screen, "
+        f"{calm.work:.0f} s from there to the end"
     ]
-
-    rng = random.Random(0)
-    killed, done = tmp_path / "killed", 0
-    file = recipe_file(tmp_path, killed.name, SETTINGS)
-    while done < KILLS:
-        exists = (killed / "recipe.toml").is_file()
-        child = start("resume", str(killed)) if exists else start("train", file)
-        assert child.stdout is not None
-        if done % 5 == 0:  # anywhere in its start
-            delay, since = rng.uniform(0, starting), "the start of the process"
-        else:  # anywhere in its work
-            child.stdout.readline()
-            delay, since = rng.uniform(0, work / 10), "its first line"
-        try:
-            child.wait(timeout=delay)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            done += 1
-            child.communicate()
-            report.append(f"kill {done:2}: {delay:4.1f} s after {since}; resumes from {left(killed)}")
-        else:
-            _, err = child.communicate()
-            assert child.returncode == 0, err
-            report.append(f"the run was finished: {account(killed)}; another one for the kills left")
-            killed = tmp_path / f"killed-{done}"
-            file = recipe_file(tmp_path, killed.name, SETTINGS)
-    child = start("resume", str(killed)) if (killed / "recipe.toml").is_file() else start("train", file)
-    _, err = child.communicate(timeout=900)
-    assert child.returncode == 0, err
+    killed, kills = kill_at_random(
+        calm, SETTINGS, KILLS, share=1 / 10, left=left, finished=lambda run: f": {account(run)}"
+    )
+    report += kills
     report.append(f"after {KILLS} kills: {account(killed)}")
     with capsys.disabled():
         print("\n" + "\n".join(report))
