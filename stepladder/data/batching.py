@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from stepladder.types import TrainingSample
 
-FORWARD_ONLY = (
-    4  # times the token budget of passes without gradients, which keep one layer's tensors, not all
-)
+# Passes without gradients keep one layer's tensors, not all: so many times the tokens at once.
+FORWARD_ONLY = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ from stepladder.types import Generation, Sampling
 log = logging.getLogger(__name__)
 
 
+MAX_ROWS = 128  # sequences that are decoded together
+
+
 class LocalEngine:
     """Continuous batching on the policy's own weights. Close it: it owns a thread.
 
@@ -63,7 +66,7 @@ class LocalEngine:
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
-        max_rows: int = 128,
+        max_rows: int = MAX_ROWS,
         max_context: int | None = None,
         exact: bool = False,
         fused: bool | Literal["auto"] = "auto",
@@ -74,7 +77,7 @@ class LocalEngine:
         private: bool = False,
     ) -> None:
         if max_rows < 1:
-            raise ConfigError(f"max_rows must be at least 1; got {max_rows}; try 128")
+            raise ConfigError(f"max_rows must be at least 1; got {max_rows}; try {MAX_ROWS}")
         where = torch.device(device) if device is not None else next(model.parameters()).device
         view = PolicyView(model, where, resolve_dtype(dtype, where), private=private)
         self.dtype, self.device, self.exact = view.dtype, where, exact

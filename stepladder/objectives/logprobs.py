@@ -181,7 +181,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     prepared[rows] = slopes if ahead == "kept" else slopes @ weight
         ctx.settings, ctx.ahead, ctx.dtype = settings, ahead, dtype
         ctx.add_rows = getattr(weight, "add_gradient_rows", None)
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, prepared)
+        ctx.hidden_dtype = hidden.dtype
+        inputs = (None,) * 6 if ahead == "hidden" else (hidden, weight, bias, targets, lse, entropy)
+        ctx.save_for_backward(*inputs, prepared)
         if not settings[3]:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -190,12 +192,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, _, _, _, prepared = ctx.saved_tensors
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(grad_logprobs.device.type, enabled=False):
             if prepared is None:
                 return (*_gradients_anew(ctx, grad_logprobs, grad_entropy), None, None)
             scale = (-grad_logprobs / ctx.settings[0]).unsqueeze(-1)
             if ctx.ahead == "hidden":
-                return (prepared * scale).to(hidden.dtype), None, None, None, None
+                return (prepared * scale).to(ctx.hidden_dtype), None, None, None, None
             needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
             to_hidden = ((prepared @ weight) * scale).to(hidden.dtype) if needs_hidden else None
             to_weight = None

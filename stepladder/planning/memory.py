@@ -57,7 +57,6 @@ class Micro:
     head: Literal["none", "frozen", "trained"] = "trained"
     first: bool = False
     block: int = 0  # tokens of a group that shares prefixes: its mask is a square
-    checkpointed: bool = False
 
 
 def weights_part(name: str, shape: Shape, width: int, extra: int = 0) -> Part:
@@ -85,8 +84,6 @@ def update_parts(model: Trained, micro: Micro) -> list[Part]:
     """
     shape, width, n = model.shape, model.width, model.trainable
     layer = saved_bytes(shape, width)
-    if micro.checkpointed:
-        layer = int(width * shape.hidden + layer / shape.layers)
     kept = micro.tokens * micro.graphs * (layer * shape.layers + 2 * FLOAT * shape.hidden)
     activations = Part(
         "activations of a micro-batch",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.config import RUNG_SECTIONS, Recipe
+from stepladder.engines.fused import FUSABLE
+from stepladder.engines.local import MAX_ROWS
 from stepladder.planning.machine import Machine
 from stepladder.planning.memory import (
     LIBRARIES,
@@ -30,8 +32,6 @@ from stepladder.planning.sources import model_shape
 from stepladder.planning.speed import forward_seconds, play_seconds, update_seconds
 from stepladder.sections.run import RolloutSection
 
-ROWS = 128  # of the local engine at most; engines/local.py
-FUSED = frozenset({"llama", "qwen2", "qwen3"})  # families whose weights the engine lays out anew on a CPU
 SCORING = ("reward_model", "process_reward_model")
 
 
@@ -198,9 +198,9 @@ def _engine(recipe: Recipe, plan: Plan) -> list[Part]:
     return engine_parts(
         plan.shape,
         plan.width,
-        rows=min(ROWS, recipe.rollout.concurrency, most),
+        rows=min(MAX_ROWS, recipe.rollout.concurrency, most),
         length=recipe.rollout.max_context,
-        packed=plan.device == "cpu" and plan.shape.family in FUSED,
+        packed=plan.device == "cpu" and plan.shape.family in FUSABLE,
         copy=recipe.rl is not None and recipe.rl.max_staleness > 0,
     )
 
@@ -253,7 +253,7 @@ def _seconds(
         plan.width,
         machine,
         episodes=section.tasks_per_step * siblings,
-        rows=min(ROWS, r.concurrency),
+        rows=min(MAX_ROWS, r.concurrency),
         sampled=min(r.max_turns * r.max_tokens, r.max_context),
         prompts=section.tasks_per_step * prompt_tokens(r),
         context=r.max_context,

@@ -37,10 +37,8 @@ class MasterOptimizer:
         self.masters: dict[str, Tensor] = {}
         self._hooks = []
         rounded = {name: p for name, p in self.parameters.items() if p.dtype != torch.float32}
-        copies, self._sums = (
-            _room(rounded),
-            _room(rounded),
-        )  # gradients are summed in the same place each step
+        copies = _room(rounded)
+        self._sums = _room(rounded)  # where gradients are added up, in every step
         for name, p in self.parameters.items():
             if name not in rounded:
                 self.masters[name] = p
