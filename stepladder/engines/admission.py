@@ -42,20 +42,26 @@ def _branches(cluster: list[Ids], at: int) -> list[list[Ids]]:
     return list(parts.values())
 
 
-def batches(lengths: Sequence[int], budget: int) -> list[int]:
-    """Sizes of consecutive batches over `lengths` (longest first): few tokens each, little padding.
+def batches(lengths: Sequence[int], budget: int, *, ragged: bool) -> list[int]:
+    """Sizes of consecutive batches over `lengths` (longest first), of `budget` tokens at most.
 
-    A batch of k rows costs k × its longest; that stays within `budget` (one row may exceed it alone), and
-    no row in it is shorter than two thirds of the longest, short ones apart.
+    One row may exceed the budget alone. Where rows are padded to the longest (not `ragged`), a batch of k
+    rows costs k × that, and no row in it is shorter than two thirds of it, short ones apart.
 
-    >>> batches([100, 90, 40, 8, 2], budget=256)
+    >>> batches([100, 90, 40, 8, 2], budget=256, ragged=False)
     [2, 1, 2]
+    >>> batches([100, 90, 40, 8, 2], budget=256, ragged=True)
+    [5]
     """
     sizes: list[int] = []
     start = 0
     for i, length in enumerate(lengths):
         longest = lengths[start]
-        fits = (i - start + 1) * longest <= budget and length * 3 >= min(longest * 2, max(0, longest - 8) * 3)
+        if ragged:
+            fits = sum(lengths[start : i + 1]) <= budget
+        else:
+            alike = length * 3 >= min(longest * 2, max(0, longest - 8) * 3)
+            fits = alike and (i - start + 1) * longest <= budget
         if i > start and not fits:
             sizes.append(i - start)
             start = i

@@ -22,13 +22,15 @@ class Forward(Protocol):
     """What the scheduler decodes with."""
 
     shares: bool  # keys and values of a prefix may be copied between rows, and kept
-    row_multiple: int  # decode batches are rounded up to this many rows
+    ragged: bool  # rows of unequal length cost no padding
 
-    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
-        """Append ids [b, q] to the slots slot .. slot+b-1, whose rows hold `starts[i]` positions so far.
+    def run(
+        self, new: Sequence[Sequence[int]], starts: Sequence[int], slot: int, *, every: bool = False
+    ) -> Tensor:
+        """Append the tokens new[i] to slot + i, whose row holds `starts[i]` positions so far.
 
-        The caller has reserved the room. Returns logits [b, V] at the columns `last[i]`, or [b, q, V]
-        where `last` is None. Columns after a row's last id are padding: written, never read.
+        The caller has reserved the room. Returns logits [rows, V] after each row's last token or, for
+        `every`, [tokens, V] after each token of the rows in their order.
         """
         ...
 
@@ -80,10 +82,10 @@ class ModelForward:
     """The default path: any causal LM whose layers all attend (fully or within a sliding window)."""
 
     shares = True
-    row_multiple = 1
+    ragged = False
 
-    def __init__(self, model: Any, store: SlotCache, max_context: int) -> None:
-        self.model, self.store, self.max_context = model, store, max_context
+    def __init__(self, model: Any, store: SlotCache, max_context: int, pad_token_id: int) -> None:
+        self.model, self.store, self.max_context, self.pad = model, store, max_context, pad_token_id
         self._parameters = inspect.signature(model.forward).parameters
         self._cache_name = cache_argument(model)
         self._modules = list(model.modules())
@@ -105,31 +107,33 @@ class ModelForward:
     def free(self) -> None:
         self.store.free()
 
-    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
+    def run(
+        self, new: Sequence[Sequence[int]], starts: Sequence[int], slot: int, *, every: bool = False
+    ) -> Tensor:
         device = self.store.kv.device
+        width = max(map(len, new))
+        ids = torch.tensor([[*tokens, *[self.pad] * (width - len(tokens))] for tokens in new], device=device)
         start = torch.tensor(starts, device=device)
-        positions = start[:, None] + torch.arange(ids.shape[1], device=device)
-        read = min(bucketed(max(starts) + ids.shape[1]), self.store.length)
+        positions = start[:, None] + torch.arange(width, device=device)
+        self.store.reserve(slot + len(new), max(starts) + width)  # padding is written too
+        read = min(bucketed(max(starts) + width), self.store.length)
         kwargs: dict[str, Any] = {
-            "input_ids": ids.to(device),
+            "input_ids": ids,
             "attention_mask": self._masks(positions, read),
             "position_ids": positions.clamp(max=self.max_context - 1),
             "use_cache": True,
             self._cache_name: LayoutCache(self.store, slot, positions, read),
         }
-        columns, pick = None, None
-        if last is not None:
-            columns = torch.tensor(sorted(set(last)), device=device)
-            pick = torch.searchsorted(columns, torch.tensor(last, device=device))
-            if "logits_to_keep" in self._parameters:
-                kwargs["logits_to_keep"] = columns
+        last = torch.tensor([len(tokens) - 1 for tokens in new], device=device)
+        columns, where = torch.unique(last, return_inverse=True)
+        keep = not every and "logits_to_keep" in self._parameters
+        if keep:
+            kwargs["logits_to_keep"] = columns
         with evaluating(self._modules):
             logits: Tensor = self.model(**kwargs).logits
-        if columns is None or pick is None:
-            return logits
-        if "logits_to_keep" not in self._parameters:
-            logits = logits[:, columns]
-        return logits[torch.arange(len(starts), device=device), pick]
+        if every:
+            return torch.cat([logits[i, : len(tokens)] for i, tokens in enumerate(new)])
+        return logits[torch.arange(len(new), device=device), where if keep else last]
 
     def _masks(self, positions: Tensor, read: int) -> Tensor | dict[str, Tensor]:
         """Additive masks [b, 1, q, T]: one, or one per layer type."""

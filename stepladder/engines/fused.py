@@ -23,6 +23,39 @@ FUSABLE = frozenset({"llama", "qwen2", "qwen3"})
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the length
 
 
+FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
+FEW = 2  # rows for which one fused kernel beats two batched products
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens that attend in one call: `rows` slots from `slot` on, with `queries` new tokens each, which are
+    the pass's tokens from `token` on. The first `read` positions of the cache are looked at."""
+
+    token: int
+    slot: int
+    rows: int
+    queries: int
+    read: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the N tokens of a pass belong; matrices have `filled` rows, those after the N are nobody's.
+
+    cos, sin [filled, 1, head_dim]; where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows],
+    each row's last token.
+    """
+
+    filled: int
+    cos: Tensor
+    sin: Tensor
+    where: Tensor
+    last: Tensor
+    spans: tuple[Span, ...]
+
+
 @dataclass(slots=True)
 class Layer:
     """One block's weights. `head_norm` is [heads + kv_heads, head_dim] where the model has such norms."""
@@ -64,6 +97,7 @@ class FusedForward:
     """See the module's docstring. `refresh` must run before the first pass."""
 
     shares = True
+    ragged = True
 
     def __init__(self, model: Any, store: SlotCache, max_context: int, dtype: torch.dtype) -> None:
         self.model, self.store, self.dtype = model, store, dtype
@@ -72,9 +106,6 @@ class FusedForward:
         self.heads, self.kv_heads = config.num_attention_heads, store.geometry.kv_heads
         self.head_dim, self.eps = store.geometry.head_dim, config.rms_norm_eps
         self._linear = linear_class(self.device, dtype)
-        self.row_multiple = (
-            4 if self.device.type == "cpu" else 1
-        )  # fewer shapes for oneDNN to prepare; 4 rows beat 1
         self.cos, self.sin = self._rotary(max_context)
         self.layers: list[Layer] = []
         self.hash = ""
@@ -148,72 +179,110 @@ class FusedForward:
         self.store.free()
         self.layers = []
 
-    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
-        b, q = ids.shape
-        start = torch.tensor(starts, device=self.device)
-        positions = start[:, None] + torch.arange(q, device=self.device)
-        read = min(bucketed(max(starts) + q), self.store.length)
-        at = positions.clamp(max=self.cos.shape[0] - 1)  # padding may lie beyond the tables
-        cos, sin = self.cos[at].view(b * q, 1, -1), self.sin[at].view(b * q, 1, -1)
-        mask = torch.arange(read, device=self.device) <= positions[:, :, None]
-        where = self._where(slot, positions)
-        x = F.embedding(ids.to(self.device), self.embedding).view(b * q, -1)
+    def run(
+        self, new: Sequence[Sequence[int]], starts: Sequence[int], slot: int, *, every: bool = False
+    ) -> Tensor:
+        layout = self._layout([len(tokens) for tokens in new], starts, slot)
+        flat = [token for tokens in new for token in tokens]
+        ids = torch.tensor(flat + [0] * (layout.filled - len(flat)), device=self.device)
+        x = F.embedding(ids, self.embedding)
         for index, layer in enumerate(self.layers):
-            x = self._layer(layer, x, cos, sin, self.store.kv[index], where, slot, mask)
-        if last is not None and q > 1:
-            x = x.view(b, q, -1)[torch.arange(b, device=self.device), torch.tensor(last, device=self.device)]
-        logits = self.head(self._rms(x, self.norm))
-        return logits if last is not None else logits.view(b, q, -1)
+            x = self._layer(layer, x, self.store.kv[index], layout)
+        if not every and len(new) < len(flat):
+            x = x[layout.last]
+        return self.head(self._rms(x, self.norm))[: len(flat) if every else len(new)]
 
-    def _where(self, slot: int, positions: Tensor) -> Tensor:
-        """Flat indices into a layer's cache [2 · rows · kv_heads · T]: [b · q, 2 · kv_heads]."""
+    def _layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Layout:
+        count = torch.tensor(lengths, device=self.device)
+        end = count.cumsum(0)
+        row = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), count)
+        begin = torch.tensor(starts, device=self.device)
+        positions = torch.arange(len(row), device=self.device) + (begin - end + count)[row]
+        filled = self._filled(len(row))
+        at = F.pad(positions, (0, filled - len(row)))
         k, t, rows = self.kv_heads, self.store.length, self.store.rows
-        row = slot + torch.arange(positions.shape[0], device=self.device)[:, None, None]
         head = torch.arange(2 * k, device=self.device)
-        base = (head // k) * rows * k + head % k
-        return ((base + row * k) * t + positions[:, :, None]).view(-1, 2 * k)
+        base = (head // k) * rows * k + head % k  # keys, then values: [2, rows, kv_heads, T]
+        where = (base + (slot + row)[:, None] * k) * t + positions[:, None]
+        return Layout(
+            filled, self.cos[at], self.sin[at], where, end - 1, tuple(self._spans(lengths, starts, slot))
+        )
+
+    def _filled(self, count: int) -> int:
+        """A length that oneDNN need not prepare anew each time: up to a sixteenth more than `count`."""
+        if self.device.type != "cpu":
+            return count
+        step = max(FILL, 1 << max(0, count.bit_length() - 5))
+        return -(-count // step) * step
+
+    def _spans(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Iterator[Span]:
+        """Rows that decode, side by side, attend in one go; a row with more tokens on its own."""
+        first = token = 0
+        while first < len(lengths):
+            rows = 1
+            if lengths[first] == 1:
+                while first + rows < len(lengths) and lengths[first + rows] == 1:
+                    rows += 1
+            queries = lengths[first]
+            ends = [start + queries for start in starts[first : first + rows]]
+            read = ends[0] if rows == 1 else min(bucketed(max(ends)), self.store.length)
+            yield Span(token, slot + first, rows, queries, read, self._mask(ends, queries, read))
+            token += rows * queries
+            first += rows
+
+    def _mask(self, ends: Sequence[int], queries: int, read: int) -> Tensor | None:
+        """What is added to scores: [rows, 1, queries, read], None where all is seen or it is plain causal."""
+        if len(ends) == 1 and queries in (1, read):
+            return None
+        last = torch.tensor(ends, device=self.device)[:, None] - queries
+        seen = torch.arange(read, device=self.device) <= (
+            last[:, :, None] + torch.arange(queries, device=self.device)[None, :, None]
+        )
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, float("-inf"))[:, None]
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
-    def _layer(
-        self,
-        layer: Layer,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv: Tensor,
-        where: Tensor,
-        slot: int,
-        mask: Tensor,
-    ) -> Tensor:
+    def _layer(self, layer: Layer, x: Tensor, kv: Tensor, layout: Layout) -> Tensor:
         h, k, d = self.heads, self.kv_heads, self.head_dim
         qkv = layer.qkv(self._rms(x, layer.input_norm)).view(-1, h + 2 * k, d)
         qk = qkv[:, : h + k]
         if layer.head_norm is not None:
             qk = F.rms_norm(qk, (d,), None, self.eps) * layer.head_norm
-        swapped = torch.cat([qk[..., d // 2 :], qk[..., : d // 2]], dim=-1)
-        qk = torch.addcmul(qk * cos, swapped, sin)
-        kv.view(-1, d)[where] = torch.cat([qk[:, h:], qkv[:, h + k :]], dim=1)
-        out = self._attend(qk[:, :h], kv[:, slot : slot + mask.shape[0], :, : mask.shape[2]], mask)
-        x = layer.out.add(out, x)
+        qk = torch.addcmul(qk * layout.cos, qk.roll(d // 2, -1), layout.sin)
+        real = layout.where.shape[0]
+        kv.view(-1, d)[layout.where] = torch.cat([qk[:real, h:], qkv[:real, h + k :]], dim=1)
+        parts = [self._attend(qk[:, :h], kv, span) for span in layout.spans]
+        if real < layout.filled:
+            parts.append(qk.new_zeros(layout.filled - real, h * d))
+        x = layer.out.add(parts[0] if len(parts) == 1 else torch.cat(parts), x)
         inner = self._rms(x, layer.mlp_norm)
         return layer.down.add(layer.up.mul(inner, layer.gate.silu(inner)), x)
 
-    def _attend(self, query: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
-        """query [b · q, heads, d] over kv [2, b, kv_heads, T, d] with mask [b, q, T]: [b · q, heads · d].
+    def _attend(self, query: Tensor, kv: Tensor, span: Span) -> Tensor:
+        """query [N, heads, d] over kv [2, rows, kv_heads, T, d]: [the span's tokens, heads · d].
 
         The heads of a group are laid side by side as queries of their key head, so that keys and values
         are never repeated.
         """
-        b, q, t = mask.shape
-        k, g, d = self.kv_heads, self.heads // self.kv_heads, self.head_dim
-        query = query.reshape(b, q, k, g, d)
-        if q == 1:
-            scores = torch.matmul(query.view(b, k, g, d) * d**-0.5, kv[0].transpose(-1, -2))
-            weights = scores.masked_fill_(~mask[:, :, None], float("-inf")).softmax(-1)
-            return torch.matmul(weights, kv[1]).view(b, -1)
-        query = query.permute(0, 2, 3, 1, 4).reshape(b, k, g * q, d)
-        mask = mask[:, None, None].expand(b, 1, g, q, t).reshape(b, 1, g * q, t)
-        out = F.scaled_dot_product_attention(query, kv[0], kv[1], attn_mask=mask)
-        return out.view(b, k, g, q, d).permute(0, 3, 1, 2, 4).reshape(b * q, -1)
+        k, g, d, b = self.kv_heads, self.heads // self.kv_heads, self.head_dim, span.rows
+        query = query[span.token : span.token + b * span.queries]
+        keys, values = kv[:, span.slot : span.slot + b, :, : span.read]
+        if span.queries > 1:
+            out = F.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                keys,
+                values,
+                attn_mask=span.mask,
+                is_causal=span.mask is None,
+                enable_gqa=g > 1,
+            )
+            return out[0].transpose(0, 1).reshape(-1, k * g * d)
+        query = query.reshape(b, k, g, d)
+        if b <= FEW or span.mask is None:
+            mask = None if span.mask is None else span.mask.expand(b, k, g, span.read)
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).view(b, -1)
+        assert span.mask is not None
+        scores = torch.matmul(query * d**-0.5, keys.transpose(-1, -2)).add_(span.mask)
+        return torch.matmul(scores.softmax(-1), values).view(b, -1)

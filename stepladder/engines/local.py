@@ -50,7 +50,7 @@ class LocalEngine:
             gives the model's own log-probabilities, and says so where it does not.
         pad_token_id: any valid id; padding is masked and never read.
         cache_bytes: memory for shared prefixes and for sessions between turns.
-        prefill_tokens: tokens in one prefill batch, by default 1,024 (8,192 on cuda).
+        prefill_tokens: tokens of new prompts in one pass, by default 1,024 (8,192 on cuda).
         recompute_live: at a sync, prefill generations under way again instead of keeping their caches.
         private: compute with a copy on every path, so that the policy may be trained meanwhile.
 
@@ -83,11 +83,10 @@ class LocalEngine:
         self.dtype, self.device, self.exact = view.dtype, where, exact
         self.max_context = _context(view.policy, max_context)
         self._vocabulary = view.policy.get_input_embeddings().weight.shape[0]
-        self._path = choose_path(view, self.max_context, fused)
+        self._path = choose_path(view, self.max_context, fused, pad_token_id or 0)
         self._recompute_live = recompute_live
-        self._pad = pad_token_id or 0
         tokens = prefill_tokens or (8192 if where.type == "cuda" else 1024)
-        limits = Limits(max_rows, self.max_context, tokens, self._pad)
+        limits = Limits(max_rows, self.max_context, tokens)
         prefixes = PrefixCache(cache_bytes)
         self._scheduler = Scheduler(self._path.forward, self._path.store, prefixes, limits, ordered=exact)
         self._waiting: dict[LocalSession, Request | None] = {}  # every open session -> what it waits for
@@ -141,7 +140,7 @@ class LocalEngine:
 
         What a sync is proven with: the trainer computes the same numbers from its own weights.
         """
-        ids = torch.tensor([list(token_ids)])
+        ids = list(token_ids)
         return self._worker.do(lambda: self._scheduler.score(ids))
 
     def drop_prefixes(self) -> None:

@@ -19,7 +19,7 @@ class PlainForward:
     """Every slot holds the cache object that the model returned."""
 
     shares = False
-    row_multiple = 1
+    ragged = True  # one row after the other
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -42,19 +42,20 @@ class PlainForward:
     def free(self) -> None:
         self._caches.clear()
 
-    def run(self, ids: Tensor, starts: Sequence[int], slot: int, last: Sequence[int] | None) -> Tensor:
-        rows = []
-        for i, start in enumerate(starts):
-            count = ids.shape[1] if last is None else last[i] + 1
-            logits = self._row(ids[i : i + 1, :count], start, slot + i)
-            rows.append(logits if last is None else logits[-1])
-        return torch.stack(rows)
+    def run(
+        self, new: Sequence[Sequence[int]], starts: Sequence[int], slot: int, *, every: bool = False
+    ) -> Tensor:
+        rows = [
+            self._row(list(tokens), starts[i], slot + i)[slice(None) if every else slice(-1, None)]
+            for i, tokens in enumerate(new)
+        ]
+        return torch.cat(rows)
 
-    def _row(self, ids: Tensor, start: int, slot: int) -> Tensor:
+    def _row(self, tokens: list[int], start: int, slot: int) -> Tensor:
         if start == 0:
             self._caches.pop(slot, None)
         device = next(self.model.parameters()).device
-        kwargs: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": True}
+        kwargs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=device), "use_cache": True}
         if start:
             kwargs[self._cache_name] = self._caches[slot]
         with evaluating(self._modules):

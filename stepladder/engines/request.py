@@ -83,7 +83,8 @@ def uniforms(seed: int, count: int) -> list[float]:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A slot of the cache: `ids` are the tokens whose keys and values it holds, `pending` comes next.
+    """A slot of the cache: `ids` are the tokens whose keys and values it holds, `pending` come next: what is
+    left of the prompt, then one token at a time.
 
     All members have had the same tokens so far.
     """
@@ -91,7 +92,8 @@ class Row:
     ids: list[int]
     members: list[Request]
     version: int
-    pending: int = -1
+    pending: list[int]
+    drawn: bool = False  # its prompt is computed, and at least one token was drawn
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Stats:
     """Counters since the last `stats()`.
 
     `generated` counts tokens of all requests; siblings that share a row count each. `row_steps` counts
-    rows actually computed, so generated / row_steps shows what sharing gave.
+    rows that decoded, so generated / row_steps shows what sharing gave (first tokens come with the prompt).
     """
 
     generated: int = 0

@@ -7,12 +7,13 @@ inside that one block. Several uniforms may draw from one row of logits (sibling
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 BLOCK = 256
+ROWS = 8  # on a CPU so many rows at a time stay in the cache
 
 
 def sample(
@@ -37,27 +38,70 @@ def sample(
         logits = logits.cpu()
     device = logits.device
     lanes, lane_of, lane_temperatures = _lanes(rows, temperatures)
-    scaled = _select(logits, lanes).float()
-    if any(t not in (0.0, 1.0) for t in lane_temperatures):
-        divisor = torch.tensor([t or 1.0 for t in lane_temperatures], device=device)
-        scaled = scaled / divisor[:, None]
-    top, best = scaled.max(-1)
-    mass = (scaled - top[:, None]).exp_()
-    cdf = _block_sums(mass).cumsum(-1)
+    scaled = _Scaled(_select(logits, lanes), lane_temperatures)
+    top, peak, cdf = scaled.masses()
     total = cdf[:, -1]
     if not bool(torch.isfinite(total).all()):
         raise FloatingPointError("the logits of a sequence hold NaN or infinity: the weights are broken")
 
     lane = torch.tensor(lane_of, device=device)
     if all(t == 0.0 for t in temperatures):
-        token = best[lane]
+        token = _largest(scaled, peak[lane], lane)
     else:
         u = torch.tensor(uniforms, dtype=torch.float64, device=device)
-        token = _invert(mass, cdf, lane, u)
-        greedy = torch.tensor([t == 0.0 for t in temperatures], device=device)
-        token = torch.where(greedy, best[lane], token)
-    logprob = scaled[lane, token] - top[lane] - total[lane].log()
+        token = _invert(scaled, top, cdf, lane, u)
+        if any(t == 0.0 for t in temperatures):
+            greedy = torch.tensor([t == 0.0 for t in temperatures], device=device)
+            token = torch.where(greedy, _largest(scaled, peak[lane], lane), token)
+    logprob = scaled.at(lane[:, None], token[:, None])[:, 0] - top[lane] - total[lane].log()
     return token.tolist(), logprob.tolist()
+
+
+class _Scaled:
+    """Logits [n, V] over their temperatures (greedy: 1), in float32, made where they are needed: all of them
+    at once would be a pass over memory for each operation."""
+
+    def __init__(self, logits: Tensor, temperatures: Sequence[float]) -> None:
+        self.logits = logits
+        self.divisor: Tensor | None = None
+        if any(t not in (0.0, 1.0) for t in temperatures):
+            self.divisor = torch.tensor([t or 1.0 for t in temperatures], device=logits.device)
+
+    def at(self, lane: Tensor, token: Tensor) -> Tensor:
+        """The values at `[lane, token]`, indices that broadcast."""
+        values = self.logits[lane, token].float()
+        return values if self.divisor is None else values / self.divisor[lane]
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(top [n], peak [n], cdf [n, blocks]): the largest value, the block that has it, and the cumulated
+        sums of exp(value − top) by block in float64."""
+        step = ROWS if self.logits.device.type == "cpu" else len(self.logits)
+        parts = [self._masses(start, start + step) for start in range(0, len(self.logits), step)]
+        top, peak, sums = (torch.cat(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True))
+        return top, peak, sums.cumsum(-1)
+
+    def _masses(self, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+        values = self.logits[start:end].to(torch.float32, copy=True)
+        if self.divisor is not None:
+            values /= self.divisor[start:end, None]
+        top, peak = _by_block(values, torch.amax).max(-1)
+        return top, peak, _by_block(values.sub_(top[:, None]).exp_(), torch.sum).double()
+
+    def block(self, lane: Tensor, block: Tensor) -> Tensor:
+        """The values of a block of each lane [m, BLOCK], −inf beyond the vocabulary."""
+        token = block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
+        size = self.logits.shape[1]
+        values = self.at(lane[:, None], token.clamp(max=size - 1))
+        return values.masked_fill_(token >= size, float("-inf"))
+
+
+def _by_block(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """[n, V] -> [n, ceil(V / BLOCK)]; the last block may be short."""
+    whole = values.shape[1] // BLOCK * BLOCK
+    parts = [reduce(values[:, :whole].unflatten(1, (-1, BLOCK)), -1)] if whole else []
+    if whole < values.shape[1]:
+        parts.append(reduce(values[:, whole:], -1)[:, None])
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 def _lanes(rows: Sequence[int], temperatures: Sequence[float]) -> tuple[list[int], list[int], list[float]]:
@@ -73,27 +117,20 @@ def _select(logits: Tensor, lanes: list[int]) -> Tensor:
     return logits[torch.tensor(lanes, device=logits.device)]
 
 
-def _block_sums(mass: Tensor) -> Tensor:
-    """[n, V] -> [n, ceil(V / BLOCK)] sums in float64; the last block may be short."""
-    n, vocabulary = mass.shape
-    whole = vocabulary // BLOCK * BLOCK
-    sums = mass[:, :whole].reshape(n, -1, BLOCK).sum(-1)
-    if whole < vocabulary:
-        sums = torch.cat([sums, mass[:, whole:].sum(-1, keepdim=True)], dim=-1)
-    return sums.double()
+def _largest(scaled: _Scaled, peak: Tensor, lane: Tensor) -> Tensor:
+    """The first of the largest values of each lane. [m]"""
+    return peak * BLOCK + scaled.block(lane, peak).argmax(-1)
 
 
-def _invert(mass: Tensor, cdf: Tensor, lane: Tensor, u: Tensor) -> Tensor:
+def _invert(scaled: _Scaled, top: Tensor, cdf: Tensor, lane: Tensor, u: Tensor) -> Tensor:
     """The token of each request: the smallest k whose cumulated mass exceeds u × total. [m]"""
     target = u * cdf[lane, -1]
     outer = cdf[lane]
     block = _first_above(outer, target)
     before = outer.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0]
     rest = target - torch.where(block > 0, before, torch.zeros_like(before))
-    inside = block[:, None] * BLOCK + torch.arange(BLOCK, device=mass.device)
-    outside = inside >= mass.shape[1]
-    pieces = mass[lane[:, None], inside.clamp(max=mass.shape[1] - 1)].masked_fill(outside, 0.0)
-    return block * BLOCK + _first_above(pieces.double().cumsum(-1), rest)
+    mass = (scaled.block(lane, block) - top[lane, None]).exp_()
+    return block * BLOCK + _first_above(mass.double().cumsum(-1), rest)
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Single-threaded and free of asyncio: `LocalEngine` calls `step` from its compute
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,7 @@ class Limits:
 
     max_rows: int
     max_context: int
-    prefill_tokens: int  # a prefill batch computes about this many at most
-    pad_token_id: int = 0
+    prefill_tokens: int  # of prompts, in one pass, about at most
 
 
 class Scheduler:
@@ -55,20 +55,20 @@ class Scheduler:
         return bool(self.waiting or self.rows)
 
     def step(self) -> None:
-        """Admit what fits, then one token for every live row."""
+        """Admit what fits, then one token for every live row, new ones included."""
         start = time.perf_counter()
         self._drop_cancelled()
         self._admit()
         self._decode()
         self.stats.seconds += time.perf_counter() - start
 
-    def score(self, ids: Tensor) -> list[float]:
-        """log p of `ids[0, 1:]` in a spare slot, from the first token on: no prefix is used or kept."""
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """log p of `ids[1:]` in a spare slot, from the first token on: no prefix is used or kept."""
         slot = len(self.rows)
-        self.forward.reserve(slot + 1, ids.shape[1])
-        logits = self.forward.run(ids, [0], slot, None)[0, :-1].float()
+        self.forward.reserve(slot + 1, len(ids))
+        logits = self.forward.run([ids], [0], slot, every=True)[:-1].float()
         self.forward.drop(slot)
-        targets = ids[0, 1:, None].to(logits.device)
+        targets = torch.tensor(ids[1:], device=logits.device)[:, None]
         return logits.log_softmax(-1).gather(1, targets)[:, 0].tolist()
 
     def outdate(self, *, recompute: bool) -> None:
@@ -110,10 +110,15 @@ class Scheduler:
         order = sorted(range(len(groups)), key=lambda i: starts[i] - len(groups[i][0]))
         self.forward.reserve(len(self.rows) + len(groups), max(len(ids) for ids, _ in groups))
         first = 0
-        for size in batches([len(groups[i][0]) - starts[i] for i in order], self.limits.prefill_tokens):
+        lengths = [len(groups[i][0]) - starts[i] for i in order]
+        for size in batches(lengths, self.limits.prefill_tokens, ragged=self.forward.ragged):
+            if first:
+                self._compute(len(self.rows) - len(rows), rows)
             chosen = order[first : first + size]
-            self._start_rows([groups[i] for i in chosen], [starts[i] for i in chosen])
+            rows = self._place([groups[i] for i in chosen], [starts[i] for i in chosen])
             first += size
+        if not self.forward.ragged:
+            self._compute(len(self.rows) - len(rows), rows)
 
     def _known(self, ids: Ids) -> int:
         return self.prefixes.match(ids)[0]
@@ -132,17 +137,17 @@ class Scheduler:
                 return slot
         return None
 
-    def _start_rows(self, groups: list[tuple[Ids, list[Request]]], starts: list[int]) -> None:
-        """Prefill one batch of new rows (a batch has similar lengths) and draw their first tokens."""
-        slot = len(self.rows)
-        width = max(len(ids) - start for (ids, _), start in zip(groups, starts, strict=True))
-        self.forward.reserve(slot + len(groups), max(starts) + width)
-        starts = [self._restore(slot + i, ids[:-1], starts[i]) for i, (ids, _) in enumerate(groups)]
-        new = [list(ids[start:]) for (ids, _), start in zip(groups, starts, strict=True)]
-        logits = self._prefill(new, starts, slot)
-        rows = [Row(list(ids), members, self.version) for ids, members in groups]
-        self.rows += rows
-        self._advance(slot, rows, logits)
+    def _place(self, groups: list[tuple[Ids, list[Request]]], starts: list[int]) -> list[Row]:
+        """New rows in the next slots, with what their caches lack as pending tokens."""
+        rows = []
+        for (ids, members), start in zip(groups, starts, strict=True):
+            slot = len(self.rows)
+            self.forward.reserve(slot + 1, start)
+            held = self._restore(slot, ids[:-1], start)
+            row = Row(list(ids[:held]), members, self.version, list(ids[held:]))
+            self.rows.append(row)
+            rows.append(row)
+        return rows
 
     def _restore(self, slot: int, ids: Ids, start: int) -> int:
         """Fill a slot from a live row or from the prefix cache; returns how many positions it holds."""
@@ -157,21 +162,6 @@ class Scheduler:
             self.store.write(slot, 0, join(pieces))
         return depth
 
-    def _prefill(self, new: list[list[int]], starts: list[int], slot: int) -> Tensor:
-        """Append token lists to the slots from `slot` on; logits [k, V] after each row's last token."""
-        self.stats.prefill_computed += sum(map(len, new))
-        self.stats.prefill_saved -= sum(map(len, new))
-        piece = self.limits.prefill_tokens if self.forward.shares and len(new) == 1 else max(map(len, new))
-        while len(new[0]) > piece:  # one long row: in pieces, to bound the memory of its attention
-            self.forward.run(torch.tensor([new[0][:piece]]), starts, slot, [piece - 1])
-            new, starts = [new[0][piece:]], [starts[0] + piece]
-        width = max(map(len, new))
-        pad = self.limits.pad_token_id
-        ids = torch.tensor([tokens + [pad] * (width - len(tokens)) for tokens in new])
-        self.stats.prefill_padded += ids.numel() - sum(map(len, new))
-        self.forward.reserve(slot + len(new), max(starts) + width)
-        return self.forward.run(ids, starts, slot, [len(tokens) - 1 for tokens in new])
-
     def _compute_prefix(self, ids: Ids) -> None:
         """Compute a prefix that several prompts share, in a spare slot, and keep it."""
         assert self.store is not None
@@ -180,26 +170,42 @@ class Scheduler:
         self.forward.reserve(slot + 1, len(ids))
         if depth:
             store.write(slot, 0, join(pieces))
-        if depth < len(ids):
-            self._prefill([list(ids[depth:])], [depth], slot)
+        self._run([Row(list(ids[:depth]), [], self.version, list(ids[depth:]))], slot)
         self.prefixes.insert(ids, lambda start, end: store.read(slot, start, end), keep=True)
 
     # Decoding
 
     def _decode(self) -> None:
-        if not self.rows:
-            return
-        rows = list(self.rows)
-        padding = -len(rows) % self.forward.row_multiple
-        ids = torch.tensor([[row.pending] for row in rows] + [[self.limits.pad_token_id]] * padding)
-        starts = [len(row.ids) for row in rows] + [0] * padding
-        self.forward.reserve(len(starts), max(starts) + 1)
-        logits = self.forward.run(ids, starts, 0, [0] * len(starts))[: len(rows)]
-        self.stats.steps += 1
-        self.stats.row_steps += len(rows)
+        if self.rows:
+            decoding = sum(row.drawn for row in self.rows)
+            self.stats.steps += decoding > 0
+            self.stats.row_steps += decoding
+            self._compute(0, list(self.rows))
+
+    def _compute(self, first: int, rows: list[Row]) -> None:
+        """Compute the pending tokens of the rows in the slots from `first` on, and draw the next ones."""
+        self._advance(first, rows, self._run(rows, first))
+
+    def _run(self, rows: list[Row], first: int) -> Tensor:
+        """One pass over all pending tokens; logits [rows, V] after each row's last."""
+        fresh = [len(row.pending) for row in rows if not row.drawn]
+        self.stats.prefill_computed += sum(fresh)
+        self.stats.prefill_saved -= sum(fresh)
+        if not self.forward.ragged:
+            self.stats.prefill_padded += len(fresh) * max(fresh, default=0) - sum(fresh)
+        for slot, row in enumerate(rows, first):
+            piece = self.limits.prefill_tokens
+            while self.forward.shares and len(row.pending) > piece:  # bounds the memory of its attention
+                self.forward.reserve(slot + 1, len(row.ids) + piece)
+                self.forward.run([row.pending[:piece]], [len(row.ids)], slot)
+                row.ids, row.pending = row.ids + row.pending[:piece], row.pending[piece:]
+        new, starts = [row.pending for row in rows], [len(row.ids) for row in rows]
+        longest = max(start + len(tokens) for start, tokens in zip(starts, new, strict=True))
+        self.forward.reserve(first + len(rows), longest)
+        logits = self.forward.run(new, starts, first)
         for row in rows:
-            row.ids.append(row.pending)
-        self._advance(0, rows, logits)
+            row.ids, row.drawn = row.ids + row.pending, True
+        return logits
 
     def _advance(self, first: int, rows: list[Row], logits: Tensor) -> None:
         """Draw a token for every member of `rows` (slots from `first` on); finish, fork, compact."""
@@ -221,9 +227,9 @@ class Scheduler:
                 ended.append(first + i)
             for j, (token, members) in enumerate(split.items()):
                 if j == 0:
-                    row.pending, row.members = token, members
+                    row.pending, row.members = [token], members
                 else:
-                    forks.append((first + i, Row(list(row.ids), members, row.version, token)))
+                    forks.append((first + i, Row(list(row.ids), members, row.version, [token], drawn=True)))
         self._fork(forks, ended)
         self._remove(ended)
 

@@ -35,7 +35,9 @@ class Path:
 
 
 @torch.no_grad()
-def choose_path(view: PolicyView, max_context: int, fused: bool | Literal["auto"]) -> Path:
+def choose_path(
+    view: PolicyView, max_context: int, fused: bool | Literal["auto"], pad_token_id: int = 0
+) -> Path:
     """The fastest path that gives the model's own log-probabilities.
 
     Raises:
@@ -52,7 +54,7 @@ def choose_path(view: PolicyView, max_context: int, fused: bool | Literal["auto"
                 f"fused is True, but {_kind(view)} cannot take the fused path: {reason}; use 'auto'"
             )
     view.copy_if_needed()
-    path, reason = _default_path(view, ids, expected, max_context)
+    path, reason = _default_path(view, ids, expected, max_context, pad_token_id)
     if path is not None:
         return path
     log.warning(
@@ -98,7 +100,7 @@ def _fused_path(
 
 
 def _default_path(
-    view: PolicyView, ids: Tensor, expected: Tensor, max_context: int
+    view: PolicyView, ids: Tensor, expected: Tensor, max_context: int, pad_token_id: int
 ) -> tuple[Path | None, str | None]:
     reason = _why_not_batched(view.model)
     if reason is not None:
@@ -107,7 +109,7 @@ def _default_path(
     if geometry is None:
         return None, "its layers do not all keep keys and values of one shape"
     store = SlotCache(geometry, view.dtype, view.device)
-    forward = ModelForward(view.model, store, max_context)
+    forward = ModelForward(view.model, store, max_context, pad_token_id)
     reason = _disagreement(forward, ids, expected, _limit(view))
     if reason is not None:
         return None, reason
@@ -164,18 +166,19 @@ def _geometry(model: Any, ids: Tensor) -> Geometry | None:
 
 def _disagreement(forward: Forward, ids: Tensor, expected: Tensor, limit: float) -> str | None:
     """Run the probe as the scheduler would: a prefill, a longer neighbour, then the rest token by token."""
-    count = ids.shape[1]
+    tokens: list[int] = ids[0].tolist()
+    count = len(tokens)
     head = max(1, count - 3)
     try:
         forward.reserve(2, count + 1)
         if forward.shares:  # slot 0 is one token behind slot 1: a ragged batch
-            forward.run(ids[:, :1], [0], 1, [0])
-            batch = torch.cat([ids[:, :head], torch.roll(ids, -1, 1)[:, :head]])
-            got = [forward.run(batch, [0, 1], 0, None)[0]]
+            forward.run([tokens[:1]], [0], 1)
+            batch = [tokens[:head], [*tokens[1:head], tokens[0]]]
+            got = [forward.run(batch, [0, 1], 0, every=True)[:head]]
         else:
-            got = [forward.run(ids[:, :head], [0], 0, None)[0]]
+            got = [forward.run([tokens[:head]], [0], 0, every=True)]
         for i in range(head, count):
-            got.append(forward.run(ids[:, i : i + 1], [i], 0, None)[0])
+            got.append(forward.run([tokens[i : i + 1]], [i], 0, every=True))
     except UNSUPPORTED as error:
         return f"its forward pass refused our cache ({type(error).__name__}: {error})"
     finally:

@@ -110,16 +110,16 @@ def test_a_known_prefix_is_not_computed_again() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 2000))
-def test_batches_cover_everything_within_the_budget(lengths, budget) -> None:
+@given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 2000), st.booleans())
+def test_batches_cover_everything_within_the_budget(lengths, budget, ragged) -> None:
     lengths.sort(reverse=True)
-    sizes = batches(lengths, budget)
+    sizes = batches(lengths, budget, ragged=ragged)
     assert sum(sizes) == len(lengths)
     start = 0
     for size in sizes:
         part = lengths[start : start + size]
-        assert size == 1 or size * part[0] <= budget
-        assert part[-1] * 3 >= min(2 * part[0], 3 * (part[0] - 8))
+        assert size == 1 or (sum(part) if ragged else size * part[0]) <= budget
+        assert ragged or part[-1] * 3 >= min(2 * part[0], 3 * (part[0] - 8))
         start += size
 
 
