@@ -30,9 +30,12 @@ class SlotCache:
     """`kv` is [layers, 2, rows, kv_heads, T, head_dim]; keys at index 0, values at 1.
 
     Live rows fill the slots 0 .. n-1, so that a step reads views, never gathers. What lies beyond a row's
-    own length is finite (zeros or an old row) and masked by whoever reads it. T is kept tight: oneDNN's
-    batched products copy operands that are not dense, which a slice of a longer T would be.
+    own length is finite (zeros or an old row) and masked by whoever reads it. T is kept `tight`: oneDNN's
+    batched products copy operands that are not dense, which a slice of a longer T would be. Where recorded
+    graphs point into the cache it is not: then it moves as rarely as can be.
     """
+
+    tight = True
 
     def __init__(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         self.geometry = geometry
@@ -58,6 +61,8 @@ class SlotCache:
             return
         new_rows = self.rows if rows <= self.rows else max(rows, self.rows * 3 // 2, 4)
         new_length = max(self.length, bucketed(length))
+        if not self.tight and length > self.length:
+            new_length = max(new_length, bucketed(self.length * 3 // 2))
         old, g = self.kv, self.geometry
         size = g.layers * 2 * new_rows * g.kv_heads * new_length * g.head_dim
         if old.numel() or size > self._buffer.numel():
@@ -68,7 +73,8 @@ class SlotCache:
 
     def clear(self) -> None:
         """No row is live: the next `reserve` may lay the same memory out anew."""
-        self.kv = self._view(0, 0)
+        if self.tight:
+            self.kv = self._view(0, 0)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot over another."""

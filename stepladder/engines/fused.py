@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepladder.engines.cache import SlotCache, bucketed
+from stepladder.engines.graphs import DecodeGraphs, capture
 from stepladder.engines.packing import Linear, effective_weight, linear_class, why_not_linear
 from stepladder.engines.weights import WeightHash
 
@@ -108,7 +109,9 @@ class FusedForward:
         self._linear = linear_class(self.device, dtype)
         self.cos, self.sin = self._rotary(max_context)
         self.layers: list[Layer] = []
+        self._taken: list[Tensor] = []
         self.hash = ""
+        self.graphs = DecodeGraphs(self, capture) if self.device.type == "cuda" else None
 
     def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Tables [length, 1, head_dim] from the model's own module; sines signed for a half-swap."""
@@ -126,9 +129,17 @@ class FusedForward:
     def refresh(self) -> None:
         """Copy, cast, merge and pack the policy's present weights."""
         seen = WeightHash()
+        before = iter(self._taken)
+        self._taken = []
 
         def take(tensor: Tensor, *, copy: bool = True) -> Tensor:
-            taken = tensor.detach().to(self.device, self.dtype, copy=copy)
+            held = next(before, None)
+            if held is None:
+                taken = tensor.detach().to(self.device, self.dtype, copy=copy)
+            else:
+                taken = held.copy_(tensor.detach())
+            if self.graphs is not None:  # they read the weights where they lay when they were recorded
+                self._taken.append(taken)
             seen.add(taken)
             return taken
 
@@ -177,22 +188,32 @@ class FusedForward:
 
     def free(self) -> None:
         self.store.free()
-        self.layers = []
+        self.layers, self._taken = [], []
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def run(
         self, new: Sequence[Sequence[int]], starts: Sequence[int], slot: int, *, every: bool = False
     ) -> Tensor:
-        layout = self._layout([len(tokens) for tokens in new], starts, slot)
+        if self.graphs is not None and not every and slot == 0 and all(len(tokens) == 1 for tokens in new):
+            return self.graphs.run([tokens[0] for tokens in new], starts)
         flat = [token for tokens in new for token in tokens]
+        layout = self.layout([len(tokens) for tokens in new], starts, slot)
         ids = torch.tensor(flat + [0] * (layout.filled - len(flat)), device=self.device)
+        wanted = None if every or len(new) == len(flat) else layout.last
+        return self.compute(ids, layout, wanted)[: len(flat) if every else len(new)]
+
+    def compute(self, ids: Tensor, layout: Layout, wanted: Tensor | None) -> Tensor:
+        """Logits [filled, V], or of the tokens `wanted` alone; nothing but tensor operations."""
         x = F.embedding(ids, self.embedding)
         for index, layer in enumerate(self.layers):
             x = self._layer(layer, x, self.store.kv[index], layout)
-        if not every and len(new) < len(flat):
-            x = x[layout.last]
-        return self.head(self._rms(x, self.norm))[: len(flat) if every else len(new)]
+        if wanted is not None:
+            x = x[wanted]
+        return self.head(self._rms(x, self.norm))
 
-    def _layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Layout:
+    def layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Layout:
+        """Of rows from `slot` on with so many new tokens each, after those that their caches hold."""
         count = torch.tensor(lengths, device=self.device)
         end = count.cumsum(0)
         row = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), count)
@@ -225,14 +246,15 @@ class FusedForward:
                     rows += 1
             queries = lengths[first]
             ends = [start + queries for start in starts[first : first + rows]]
-            read = ends[0] if rows == 1 else min(bucketed(max(ends)), self.store.length)
+            alone = rows == 1 and (queries > 1 or self.graphs is None)  # graphs come by the bucket
+            read = ends[0] if alone else min(bucketed(max(ends)), self.store.length)
             yield Span(token, slot + first, rows, queries, read, self._mask(ends, queries, read))
             token += rows * queries
             first += rows
 
     def _mask(self, ends: Sequence[int], queries: int, read: int) -> Tensor | None:
         """What is added to scores: [rows, 1, queries, read], None where all is seen or it is plain causal."""
-        if len(ends) == 1 and queries in (1, read):
+        if len(ends) == 1 and read == ends[0] and queries in (1, read):
             return None
         last = torch.tensor(ends, device=self.device)[:, None] - queries
         seen = torch.arange(read, device=self.device) <= (

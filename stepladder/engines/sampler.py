@@ -98,7 +98,7 @@ class _Scaled:
 def _by_block(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     """[n, V] -> [n, ceil(V / BLOCK)]; the last block may be short."""
     whole = values.shape[1] // BLOCK * BLOCK
-    parts = [reduce(values[:, :whole].unflatten(1, (-1, BLOCK)), -1)] if whole else []
+    parts = [reduce(values[:, :whole].view(len(values), -1, BLOCK), -1)] if whole else []
     if whole < values.shape[1]:
         parts.append(reduce(values[:, whole:], -1)[:, None])
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -109,7 +109,7 @@ class Scheduler:
         starts = [self._source(ids[:-1]) for ids, _ in groups]
         order = sorted(range(len(groups)), key=lambda i: starts[i] - len(groups[i][0]))
         self.forward.reserve(len(self.rows) + len(groups), max(len(ids) for ids, _ in groups))
-        first = 0
+        first, rows = 0, list[Row]()
         lengths = [len(groups[i][0]) - starts[i] for i in order]
         for size in batches(lengths, self.limits.prefill_tokens, ragged=self.forward.ragged):
             if first:

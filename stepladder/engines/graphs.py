@@ -1,0 +1,134 @@
+"""Decode passes as CUDA graphs: one launch instead of some hundred, for a card waits for Python otherwise.
+
+A graph replays fixed kernels on fixed memory, so there is one for each (rows, positions read) that occurs,
+both rounded up; inputs are copied to where it expects them. They are proven on their first inputs and, where
+recording fails or gives something else, not used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stepladder.engines.cache import bucketed
+from stepladder.engines.packing import UNSUPPORTED
+
+if TYPE_CHECKING:
+    from stepladder.engines.fused import FusedForward, Layout
+
+log = logging.getLogger(__name__)
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # rows; more are rounded up to a multiple of the last
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
+
+
+def capture(compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
+    """(replay, the tensor that each replay writes) of a function of tensor operations on one CUDA device.
+
+    Source: torch.cuda.graphs, the example of its documentation. Other threads may use the device meanwhile.
+    """
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up: libraries make their workspaces outside the graph
+        for _ in range(2):
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = compute()
+    return graph.replay, out
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A graph with the tensors that it reads and the one that it writes."""
+
+    ids: Tensor
+    layout: Layout
+    replay: Callable[[], Any]
+    out: Tensor
+
+
+class DecodeGraphs:
+    """Passes of one new token a row, for a `FusedForward`. `record` is `capture` or a stand-in for tests."""
+
+    def __init__(self, forward: FusedForward, record: Recorder) -> None:
+        self.forward, self.record = forward, record
+        forward.store.tight = False
+        self._made: dict[tuple[int, int], Recorded] = {}
+        self._where: tuple[int, torch.Size] | None = None  # the cache's memory, which graphs point into
+        self.off = False
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._made = {}
+
+    def run(self, tokens: Sequence[int], starts: Sequence[int]) -> Tensor:
+        """Logits [rows, V] of the slots from 0 on; they stand until the next pass."""
+        count = len(tokens)
+        size = next((size for size in SIZES if size >= count), -(-count // SIZES[-1]) * SIZES[-1])
+        filling = [0] * (size - count)  # rows of nobody, in the slots after the live ones
+        store = self.forward.store
+        store.reserve(size, bucketed(max(starts) + 1))
+        layout = self.forward.layout([1] * size, [*starts, *filling], 0)
+        ids = torch.tensor([*tokens, *filling], device=self.forward.device)
+        read = layout.spans[0].read
+        if self.off or layout.spans[0].mask is None:  # a single row that fills its bucket
+            return self.forward.compute(ids, layout, None)[:count]
+        where = (store.kv.data_ptr(), store.kv.shape)
+        if where != self._where:
+            self._made, self._where = {}, where
+        made = self._made.get((size, read))
+        if made is None:
+            made = self._prove(ids, layout)
+            if made is None:
+                return self.forward.compute(ids, layout, None)[:count]
+            self._made[size, read] = made
+        for mine, theirs in _inputs(made.ids, made.layout, ids, layout):
+            mine.copy_(theirs)
+        made.replay()
+        return made.out[:count]
+
+    def _prove(self, ids: Tensor, layout: Layout) -> Recorded | None:
+        """Record a pass on copies of these inputs; None, and no graphs from now on, where it goes wrong."""
+        span = layout.spans[0]
+        assert span.mask is not None
+        layout = replace(
+            layout,
+            cos=layout.cos.clone(),
+            sin=layout.sin.clone(),
+            where=layout.where.clone(),
+            spans=(replace(span, mask=span.mask.clone()),),
+        )
+        expected = self.forward.compute(ids, layout, None)
+        try:
+            replay, out = self.record(lambda: self.forward.compute(ids, layout, None))
+            replay()
+        except UNSUPPORTED as error:
+            log.warning("CUDA graphs are off: recording one failed (%s: %s)", type(error).__name__, error)
+            self.off = True
+            return None
+        if not torch.allclose(out, expected, atol=1e-2, rtol=1e-2):
+            log.warning("CUDA graphs are off: a replay gave other logits than the pass it recorded")
+            self.off = True
+            return None
+        return Recorded(ids, layout, replay, out)
+
+
+def _inputs(ids: Tensor, layout: Layout, new_ids: Tensor, new: Layout) -> list[tuple[Tensor, Tensor]]:
+    """(where a graph reads, what it shall read)."""
+    mask, new_mask = layout.spans[0].mask, new.spans[0].mask
+    assert mask is not None
+    assert new_mask is not None
+    return [
+        (ids, new_ids),
+        (layout.cos, new.cos),
+        (layout.sin, new.sin),
+        (layout.where, new.where),
+        (mask, new_mask),
+    ]
