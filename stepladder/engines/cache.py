@@ -56,7 +56,7 @@ class SlotCache:
         return self.kv.shape[4]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` slots of `length` positions; keeps what is there."""
+        """Make room for `rows` slots of `length` positions; what these slots hold is kept."""
         if rows <= self.rows and length <= self.length:
             return
         new_rows = self.rows if rows <= self.rows else max(rows, self.rows * 3 // 2, 4)
@@ -69,7 +69,8 @@ class SlotCache:
             self._buffer = torch.zeros(size, dtype=old.dtype, device=old.device)
         self.kv = self._view(new_rows, new_length)
         if old.numel():
-            self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
+            kept = min(rows, old.shape[2])
+            self.kv[:, :, :kept, :, : old.shape[4]] = old[:, :, :kept]
 
     def clear(self) -> None:
         """No row is live: the next `reserve` may lay the same memory out anew."""

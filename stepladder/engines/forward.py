@@ -39,7 +39,7 @@ class Forward(Protocol):
         ...
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room."""
+        """Make room; only the first `rows` slots are sure to keep what they hold."""
         ...
 
     def drop(self, slot: int) -> None:

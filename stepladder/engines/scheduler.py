@@ -108,7 +108,7 @@ class Scheduler:
         self.stats.prefill_saved += sum(len(ids) * len(members) for ids, members in groups)
         starts = [self._source(ids[:-1]) for ids, _ in groups]
         order = sorted(range(len(groups)), key=lambda i: starts[i] - len(groups[i][0]))
-        self.forward.reserve(len(self.rows) + len(groups), max(len(ids) for ids, _ in groups))
+        self.forward.reserve(len(self.rows) + len(batch), max(len(ids) for ids, _ in groups))
         first, rows = 0, list[Row]()
         lengths = [len(groups[i][0]) - starts[i] for i in order]
         for size in batches(lengths, self.limits.prefill_tokens, ragged=self.forward.ragged):
@@ -196,12 +196,12 @@ class Scheduler:
         for slot, row in enumerate(rows, first):
             piece = self.limits.prefill_tokens
             while self.forward.shares and len(row.pending) > piece:  # bounds the memory of its attention
-                self.forward.reserve(slot + 1, len(row.ids) + piece)
+                self.forward.reserve(max(slot + 1, len(self.rows)), len(row.ids) + piece)
                 self.forward.run([row.pending[:piece]], [len(row.ids)], slot)
                 row.ids, row.pending = row.ids + row.pending[:piece], row.pending[piece:]
         new, starts = [row.pending for row in rows], [len(row.ids) for row in rows]
         longest = max(start + len(tokens) for start, tokens in zip(starts, new, strict=True))
-        self.forward.reserve(first + len(rows), longest)
+        self.forward.reserve(max(first + len(rows), len(self.rows)), longest)
         logits = self.forward.run(new, starts, first)
         for row in rows:
             row.ids, row.drawn = row.ids + row.pending, True

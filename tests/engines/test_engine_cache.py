@@ -19,7 +19,7 @@ def test_buckets_waste_little(length: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 200)), min_size=1, max_size=6))
-def test_growth_keeps_the_contents(requests: list[tuple[int, int]]) -> None:
+def test_growth_keeps_what_the_rows_asked_for_hold(requests: list[tuple[int, int]]) -> None:
     cache = SlotCache(Geometry(2, 3, 4), torch.float32, torch.device("cpu"))
     for _ in range(2):  # the second round reuses the memory of the first
         cache.clear()
