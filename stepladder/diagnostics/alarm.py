@@ -108,9 +108,10 @@ class Smoothed:
 class Detector:
     """Base of the alarms. A subclass gives `judge`; this counts how long its verdict holds.
 
-    An alarm is raised once the verdict has held for `patience` observations in a row, and again only after
-    it was false for as long. Nothing is raised while smoothed success is `solved_at` or more, and steps in
-    which no group is open (all are solved) are no observation: a converged run is no collapse.
+    An alarm is raised once the verdict has held for `patience` observations in a row (or for what `waits`
+    says), and again only after it was false for `patience`. Nothing is raised while smoothed success is
+    `solved_at` or more, and steps in which no group is open (all are solved) are no observation: a converged
+    run is no collapse.
     """
 
     name: ClassVar[str]
@@ -146,10 +147,14 @@ class Detector:
         self.clear = 0 if evidence else self.clear + 1
         if self.clear >= self.patience:
             self.raised = False
-        if evidence is None or self.raised or self.held < self.patience:
+        if evidence is None or self.raised or self.held < self.waits(evidence):
             return None
         self.raised = True
         return Alarm(self.name, step, evidence, self.message, self.advice, self.cure())
+
+    def waits(self, evidence: Evidence) -> int:
+        """For how many observations in a row there must be evidence; `patience` unless it says otherwise."""
+        return self.patience
 
     def cure(self) -> tuple[Change, ...]:
         """The changes that the advice asks for; `remedy` where they do not depend on what was seen."""

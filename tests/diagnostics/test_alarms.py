@@ -138,6 +138,69 @@ def test_a_gradient_spike_at_the_alarm_is_added_to_the_evidence(when: int, shown
     assert alarm.evidence.get("grad_norm") == (55.0 if shown else None)
 
 
+def closing(k: int, m: dict[str, float]) -> None:
+    """Every second batch moves the policy far, siblings overlap, a group in five is lost; all else stands."""
+    m |= {"approx_kl": 0.4 if k % 2 == 0 else 0.01, "sibling_overlap": 0.7, "unsolved_groups": 0.2}
+
+
+def test_leaps_of_the_policy_close_the_trap_before_the_spread_has_fallen() -> None:
+    """From step 31 on. The second leap is at step 33. By then the average of lost groups has gone (1 - .6³) =
+    .78 of its way from .017 to .2 (.13 above the fewest), and that of overlap from .16 to .7 (.58): both
+    are past .1 and .5. The spread has not moved, so that the first rule alone says nothing."""
+    (alarm,) = play(EchoTrap(), changed(30, closing))
+    assert alarm.step == 33
+    assert alarm.evidence["approx_kl"] == 0.4
+    assert alarm.evidence["reward_std"] == pytest.approx(alarm.evidence["reward_std_peak"])
+    assert any(change.key == "learning_rate" for change in alarm.remedy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("approx_kl", 0.2),  # steps that large at most
+        ("unsolved_groups", 0.05),  # nothing is lost
+        ("sibling_overlap", 0.3),  # siblings differ
+        ("success", 0.95),  # nearly all is solved
+    ],
+)
+def test_one_sign_less_and_no_trap_is_closing(key: str, value: float) -> None:
+    def spoil(k: int, m: dict[str, float]) -> None:
+        closing(k, m)
+        m[key] = min(m[key], value) if key == "approx_kl" else value
+
+    run = changed(30, spoil)
+    if key == "success":
+        run = [{**m, "success": value} for m in run]
+    assert play(EchoTrap(), run) == []
+
+
+@pytest.mark.parametrize("apart", [3, 4, 5, 6])
+def test_two_leaps_within_five_batches(apart: int) -> None:
+    """Five batches hold two leaps that are four apart, and no more; a step without an update is no batch."""
+
+    def spoil(k: int, m: dict[str, float]) -> None:
+        closing(0, m)
+        m["approx_kl"] = 0.4 if k % apart == 0 else 0.01
+
+    def with_pauses(k: int, m: dict[str, float]) -> None:
+        spoil(k // 2, m)
+        if k % 2:
+            del m["approx_kl"]
+
+    for run in (changed(30, spoil), changed(10, with_pauses)):
+        assert bool(play(EchoTrap(), run)) == (apart < 5)
+
+
+def test_one_update_a_batch_shows_no_leaps() -> None:
+    """One update a batch: its KL is 0 up to rounding, whatever it did; the first rule is all there is."""
+
+    def spoil(k: int, m: dict[str, float]) -> None:
+        closing(k, m)
+        m["approx_kl"] = 1e-9
+
+    assert play(EchoTrap(), changed(30, spoil)) == []
+
+
 def test_entropy_collapse() -> None:
     def spoil(k: int, m: dict[str, float]) -> None:
         m["surprisal"] *= 0.6**k
@@ -187,6 +250,17 @@ def test_one_spike_is_no_alarm_and_two_are() -> None:
     assert play(GradientSpike(), changed(5, below_the_clip)) == []
 
 
+@pytest.mark.parametrize(("moved", "raised"), [(0.05, 0), (0.3, 1), (1e-9, 1)])
+def test_spikes_count_where_the_policy_moved_or_where_nobody_knows(moved: float, raised: int) -> None:
+    """`approx_kl` of a batch with one update is 0 up to rounding and says nothing."""
+
+    def spikes(k: int, m: dict[str, float]) -> None:
+        m["grad_norm"] = 40.0 if k in (0, 3) else 0.5
+        m["approx_kl"] = moved if k == 0 else min(moved, 0.01)
+
+    assert len(play(GradientSpike(), changed(25, spikes))) == raised
+
+
 def test_steps_without_an_update_do_not_lower_the_median() -> None:
     def dead(k: int, m: dict[str, float]) -> None:
         m["updated"], m["grad_norm"] = (0.0, 0.0) if k % 3 else (1.0, 1.5)
@@ -223,6 +297,7 @@ def test_a_monitor_goes_on_from_its_saved_state(cut: int) -> None:
     def all_at_once(k: int, m: dict[str, float]) -> None:
         echo(k, m)
         m["grad_norm"] = 40.0 if k % 4 == 0 else 0.5
+        m["approx_kl"] = 0.4 if k in (3, 7) else 0.01
         m["response_length"] = 20.0 + 4 * k
 
     run = changed(30, all_at_once)
@@ -243,10 +318,19 @@ def test_an_alarm_is_raised_again_only_after_it_was_clear() -> None:
     assert len(alarms) == 2
 
 
+def test_memory_saved_before_alarms_looked_at_steps_is_read() -> None:
+    """Checkpoints of earlier versions hold no `moves`."""
+    for detector in (EchoTrap(), GradientSpike()):
+        old = detector.state()
+        del old["moves"]
+        detector.load(old)
+        assert detector.moves == []
+
+
 numbers = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.just(0.0))
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(sorted(healthy(0))), numbers), max_size=30))
+@given(st.lists(st.dictionaries(st.sampled_from([*sorted(healthy(0)), "approx_kl"]), numbers), max_size=30))
 def test_any_numbers_leave_a_state_that_can_be_saved(run: list[dict[str, Any]]) -> None:
     """Missing, NaN and infinite metrics happen (no open group, an overflow); nothing may break on them."""
     monitor = Monitor()
