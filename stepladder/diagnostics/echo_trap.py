@@ -12,6 +12,8 @@ from typing import Any
 
 from stepladder.diagnostics.alarm import Change, Detector, Evidence, Metrics
 
+MOVED = "approx_kl_of_last_5"
+
 
 class EchoTrap(Detector):
     """Siblings that repeat each other while groups that were mixed fail as a whole: two rules, one verdict.
@@ -22,17 +24,19 @@ class EchoTrap(Detector):
     beyond the policy: there the spread over open groups falls too, because the hopeless ones are left, but
     no group turns from mixed to failed. A gradient norm far above its average is added to the evidence.
 
-    *Closing*, at once: in two of the last five batches the updates moved the policy by more than `leap` nats
-    a token, siblings begin to repeat each other and groups to be lost. It takes steps to tell the spread of a
-    few groups from noise, and in those success falls; such leaps come before it. With one update a batch
-    there is nothing to see in `approx_kl`, and only the first rule is left.
+    *Closing*, at once: the updates of the last five batches moved the policy by more than `leap` nats a token
+    altogether, siblings begin to repeat each other and groups to be lost. It takes steps to tell the spread
+    of a few groups from noise, and in those success falls; such leaps come before it. With one update a
+    batch there is nothing to see in `approx_kl`, and only the first rule is left.
     """
 
     name = "echo_trap"
     averages = ("reward_std", "sibling_overlap", "surprisal", "grad_norm", "unsolved_groups")
     repeated = 0.6
     lost = 0.15
-    leap = 0.25  # at most .08 is the second largest of five in healthy runs of all algorithms, .35 in traps
+    leap = (
+        0.75  # .27 at most, with both other signs, in healthy runs of all algorithms (.62 in one that dipped)
+    )
     begins = (0.5, 0.1)  # `repeated` and `lost` while the trap is closing
     message = "siblings say the same and earn the same, and tasks that were mixed are now lost"
     advice = (
@@ -58,9 +62,8 @@ class EchoTrap(Detector):
         std = self.smooth["reward_std"]
         if std.value is None:
             return None
-        second = sorted([0.0, 0.0, *self.moves])[-2]
-        if second > self.leap and self._repeats(*self.begins):
-            return {**self._numbers(), "approx_kl": second}
+        if sum(self.moves) > self.leap and self._repeats(*self.begins):
+            return {**self._numbers(), MOVED: sum(self.moves)}
         if std.of_peak >= 0.5 or not self._repeats(self.repeated, self.lost):
             return None
         evidence = self._numbers()
@@ -70,8 +73,8 @@ class EchoTrap(Detector):
         return evidence
 
     def waits(self, evidence: Evidence) -> int:
-        """Two leaps are patience enough."""
-        return 1 if "approx_kl" in evidence else self.patience
+        """Five batches are patience enough."""
+        return 1 if MOVED in evidence else self.patience
 
     def _repeats(self, repeated: float, lost: float) -> bool:
         """Do siblings say the same, and have groups been lost?"""
