@@ -20,6 +20,7 @@ from typing import Any
 
 from alarm_plot import picture
 from alarm_worlds import SYMBOLS
+from algorithms import COMMON, NAMES, SETTINGS
 
 from stepladder.config import load_recipe
 from stepladder.diagnostics.monitor import Monitor
@@ -72,9 +73,9 @@ def smoothed(values: Sequence[float], weight: float = 0.2) -> list[float]:
 # -- recipes -----------------------------------------------------------------------------------------------
 
 
-def digit(*overrides: str) -> list[Any]:
-    """The bundled hidden_digit, with four updates a batch as in algorithms.py: every seed learns."""
-    return ["hidden_digit", ["rl.updates_per_batch=4", "rl.learning_rate=2e-4", *overrides]]
+def digit(algorithm: str) -> list[Any]:
+    """The bundled hidden_digit as in algorithms.py, with four updates a batch: every algorithm learns it."""
+    return ["hidden_digit", [*COMMON, f"rl.algorithm={algorithm}", *SETTINGS.get(algorithm, ())]]
 
 
 def think(*overrides: str) -> list[Any]:
@@ -102,23 +103,22 @@ def think(*overrides: str) -> list[Any]:
     return [data, list(overrides)]
 
 
-ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used four times, without a clip
+ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used six times, without a clip
     "environment.options.digits=2",
     "environment.options.noise=0.2",
     "sft.demonstrations=512",
     "rl.algorithm=reinforce++",
     "rl.clip_low=0.99",
     "rl.clip_high=100.0",
-    "rl.updates_per_batch=4",
-    "rl.group_size=4",
-    "rl.learning_rate=1.5e-3",
+    "rl.updates_per_batch=6",
+    "rl.tasks_per_step=12",
+    "rl.learning_rate=2e-3",
     "rl.steps=90",
 )
 TEMPLATE = (
     "environment.options.hopeless=0.6",
     BONUS,
-    "sft.epochs=8",
-    "sft.learning_rate=1e-2",
+    "sft.demonstrations=512",  # without which some seeds do not look at their prompts to begin with
     "rl.steps=80",
 )
 PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
@@ -129,7 +129,7 @@ HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "think, cispo": (think("rl.algorithm=cispo", "rl.steps=50"), (0,)),
     "think, gspo": (think("rl.algorithm=gspo", "rl.steps=50"), (0,)),
     "think, reinforce++": (think("rl.algorithm=reinforce++", "rl.steps=50"), (0,)),
-    "hidden_digit, grpo": (digit("rl.steps=100"), (0,)),
+    **{f"hidden_digit, {name}": (digit(name), (3,)) for name in NAMES},
 }
 
 
@@ -202,7 +202,7 @@ def provoked_line(alarm: str, seed: int, left: Run, rescued: Run) -> str:
 def healthy_line(label: str, seed: int, run: Run) -> str:
     heard = ", ".join(f"{a['name']}@{a['step']}" for a in run.alarms) or "none"
     return (
-        f"{label:20} {seed:4}  {len(run.metrics):5}  {run.success()[0]:5.2f}  {run.last():5.2f}  "
+        f"{label:25} {seed:4}  {len(run.metrics):5}  {run.success()[0]:5.2f}  {run.last():5.2f}  "
         f"{run.held_out:8.2f}   {heard}"
     )
 
@@ -220,14 +220,15 @@ HEAD = (
     "Provoked. alarm: the step of its first alarm. then: success (moving average, weight .2) at that step as",
     "a share of its peak so far. fell: the step at which it is first below half its peak. end: success of",
     "the last 10 steps. held-out: greedy, 100 tasks. rescued: the same seed with rl.on_alarm = 'remedy'. In",
-    "the template collapse a share of .6 of the tasks is hopeless: at most .4 can be solved.",
+    "the template collapse a share of .6 of the tasks is hopeless: at most .4 can be solved. The alarms were",
+    "adjusted to seeds 0 to 2; seeds 3 and 4 were first looked at afterwards.",
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/alarms"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--finished", action="store_true", help="only runs that an earlier call has left")
     parser.add_argument("--only", choices=("provoke", "healthy"))
     parser.add_argument("--table", type=Path, default=HERE / "results" / "alarms.txt")
@@ -264,12 +265,12 @@ def main() -> None:
         say("")
     if args.only != "provoke":
         say("Healthy. success at the first step, of the last 10 steps, held-out; alarms")
-        say("run                  seed  steps  start    end  held-out   alarms")
+        say("run                       seed  steps  start    end  held-out   alarms")
         for label, (source, seeds) in HEALTHY.items():
             for seed in seeds:
                 name = f"healthy-{label.replace(', ', '-')}-{seed}"
                 if args.finished and not _finished(args.out / name):
-                    say(f"{label:20} {seed:4}  not run")
+                    say(f"{label:25} {seed:4}  not run")
                     continue
                 say(healthy_line(label, seed, play(args.out, name, seed, source)))
 
