@@ -140,7 +140,7 @@ class RlSection(Section):
         None,
         ge=1,
         description="passes over the tasks after which RL ends, with a smaller last batch where they do not "
-        "fill it; unset: as many as `steps` take",
+        "fill it; unset: as many as `steps` take. With uniform sampling only",
     )
     sampling: Literal["uniform", "adaptive", "prioritised", "curriculum"] = Field(
         "uniform",

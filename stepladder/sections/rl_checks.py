@@ -51,6 +51,11 @@ def check_row(section: RlSection, row: Algorithm) -> None:
             f"max_staleness={section.max_staleness} plays ahead of the update, so dynamic_sampling cannot "
             "refill its batch; set dynamic_sampling = false, or max_staleness = 0"
         )
+    if section.epochs is not None and section.sampling != "uniform":
+        raise ValueError(
+            f"epochs={section.epochs} promises every task equally often, and sampling={section.sampling!r} "
+            "chooses among them; set sampling = 'uniform', or leave epochs out and end by steps"
+        )
     _check_loss(section, row)
     _check_credit(section, row)
     if section.kl_target is not None and row.kl_in != "reward":

@@ -22,6 +22,7 @@ from stepladder.types import Group, Task
 
 Draw = Callable[[], tuple[str, Task] | None]
 Play = Callable[[str, Task, int], Awaitable[Group]]
+Begun = tuple[str, Task, int, Group | None]  # group id, task, version at its beginning, the group if finished
 
 
 @dataclass(eq=False, slots=True)
@@ -111,11 +112,11 @@ class GroupStream:
         """What was begun and not learned from, oldest first: a resumed run has to play or hand it out."""
         return [*self._handed, *self._outstanding]
 
-    def restore(self, waiting: Sequence[tuple[str, Task, int, Group | None]]) -> None:
-        """Take over what an earlier stream had outstanding: (group id, task, born, the group if finished).
+    def restore(self, waiting: Sequence[Begun]) -> int:
+        """Take over what an earlier stream had outstanding.
 
         Under a smaller `per_step` or `max_staleness` than before, groups whose turn would come too late are
-        played again.
+        played again. Returns how many of the finished ones are kept.
         """
         kept: dict[str, Group] = {}
         for group_id, _, born, group in sorted(waiting, key=lambda item: item[2]):
@@ -126,6 +127,7 @@ class GroupStream:
             # What is played again is played with the weights of now.
             self._add(group_id, task, born if group_id in kept else self.version, kept.get(group_id))
         self._outstanding.sort(key=lambda item: item.group is None)  # what has tokens goes first
+        return len(kept)
 
     # -- inside -----------------------------------------------------------------------------------------
 

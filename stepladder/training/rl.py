@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class RlParts:
     reference: Policy | None = None
     critic: Critic | None = None
     stream: GroupStream | None = None  # with max_staleness: groups that are played meanwhile
+    finished: dict[str, Group] = field(default_factory=dict)  # by id; played before, for the first step only
     own_advantage: Callable[..., Any] | None = None
     own_loss: Callable[..., Any] | None = None
     watch: Watch | None = None  # checks batches and syncs, and holds the settings in force; made if missing
@@ -132,11 +133,12 @@ def collect(parts: RlParts) -> Collected:
         if stream is not None:
             groups = bench.runner.run(stream.take())
         else:
-            groups = bench.runner.run(
+            done = [parts.finished[name] for name, _ in tasks if name in parts.finished]
+            groups = done + bench.runner.run(
                 rollout(
                     bench.agents(bench.recipe.rollout.temperature),
                     bench.world,
-                    tasks,
+                    [(name, task) for name, task in tasks if name not in parts.finished],
                     group_size=settings.group_size,
                     limits=limits,
                     seed=parts.seed,
@@ -257,6 +259,7 @@ def update_critic(critic: Critic, batch: RlBatch, settings: RlSection, memory: M
 def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
     """What this step leaves for the next: solve rates, coefficients, the reference where it is due."""
     state, settings = parts.state, parts.settings
+    parts.finished.clear()  # what is left of it was sampled with the weights before this update
     for group in groups:
         whole = [t for t in group.trajectories if t.failure is None]
         if whole:  # a group that failed as a whole says nothing about its task

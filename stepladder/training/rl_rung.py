@@ -22,7 +22,7 @@ from stepladder.training.replay import Replay
 from stepladder.training.rl import RlParts, run_rl
 from stepladder.training.rl_state import RlState, horizon
 from stepladder.training.rung import POLICY, Run, Rung
-from stepladder.training.streaming import close_stream, open_stream, stream_state
+from stepladder.training.streaming import close_stream, open_stream, put_back, stream_state
 from stepladder.training.tasks import TaskSampler
 from stepladder.training.watch import Watch
 from stepladder.types import Group
@@ -51,6 +51,7 @@ class RlRung(Rung):
         )
         self.stream: GroupStream | None = None
         self.waiting: list[dict[str, Any]] = []  # what a stream had begun, of an earlier process
+        self.finished: dict[str, Group] = {}  # of those, what a loop without a stream can use as it is
         self.critic: Critic | None = None
         self.reference: Policy | None = None
         self.watch = Watch(run.bench, settings)
@@ -78,6 +79,7 @@ class RlRung(Rung):
                 self.reference,
                 self.critic,
                 stream,
+                self.finished,
                 own_advantage=own_advantage(settings),
                 own_loss=own_loss(settings),
                 watch=self.watch,
@@ -119,6 +121,7 @@ class RlRung(Rung):
         """Groups that are played while the policy is trained, where the recipe asks for it."""
         run, settings = self.run, self.settings
         if not settings.max_staleness:
+            self.finished, self.waiting = put_back(self.sampler, self.waiting, step=self.step), []
             yield None
             return
         self.stream = open_stream(

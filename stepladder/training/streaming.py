@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepladder.rollout import play_group
 from stepladder.sections.rl import RlSection
-from stepladder.training.group_stream import GroupStream, Outstanding
+from stepladder.training.group_stream import Begun, GroupStream, Outstanding
 from stepladder.training.records import (
     task_from_dict,
     task_to_dict,
@@ -18,6 +19,8 @@ from stepladder.training.records import (
 from stepladder.training.setup import Workbench
 from stepladder.training.tasks import TaskSampler
 from stepladder.types import Group, Task, Trajectory
+
+log = logging.getLogger("stepladder")
 
 
 def open_stream(
@@ -62,10 +65,36 @@ def open_stream(
             at_once=max(1, bench.limits.concurrency // settings.group_size),
             version=step,
         )
-        stream.restore([_from_dict(record) for record in waiting])
+        say_begun(len(waiting), stream.restore([_from_dict(record) for record in waiting]))
         return stream
 
     return bench.runner.call(make)
+
+
+def put_back(sampler: TaskSampler, waiting: Sequence[Mapping[str, Any]], *, step: int) -> dict[str, Group]:
+    """For a loop that does not play ahead, after one that did: the tasks of its checkpoint become the next.
+
+    Returns, by id, the finished groups that the weights of `step` sampled: the next batch may have them as
+    they are. They come first, because one update later they are too old.
+    """
+    begun = [_from_dict(record) for record in waiting]
+    fresh = {group_id: g for group_id, _, born, g in begun if g is not None and born == step}
+    begun.sort(key=lambda item: item[0] not in fresh)
+    sampler.put_back([(group_id, task) for group_id, task, _, _ in begun])
+    say_begun(len(begun), len(fresh))
+    return fresh
+
+
+def say_begun(begun: int, kept: int) -> None:
+    """What becomes of the groups that a checkpoint holds."""
+    if begun:
+        log.info(
+            "%d groups were begun before the stop: %d are finished and new enough to be trained on, %d are "
+            "played again",
+            begun,
+            kept,
+            begun - kept,
+        )
 
 
 def stream_state(bench: Workbench, stream: GroupStream) -> list[dict[str, Any]]:
@@ -90,7 +119,7 @@ def _to_dict(item: Outstanding) -> dict[str, Any]:
     }
 
 
-def _from_dict(record: Mapping[str, Any]) -> tuple[str, Task, int, Group | None]:
+def _from_dict(record: Mapping[str, Any]) -> Begun:
     task, played = task_from_dict(record["task"]), record["trajectories"]
     group = None
     if played is not None:

@@ -1,18 +1,20 @@
 """Which tasks come next: every task of the split once an epoch, in a shuffled order that a seed fixes.
 
-The sampler's whole state is a cursor, moving success rates and the level a curriculum has reached, so that
-a resumed run goes on with exactly the tasks an uninterrupted one would have drawn.
+The sampler's whole state is a cursor, tasks that were put back, moving success rates and the level a
+curriculum has reached, so that a resumed run goes on with exactly the tasks an uninterrupted one would have
+drawn.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError
+from stepladder.training.records import task_from_dict, task_to_dict
 from stepladder.types import Task
 
 Mode = Literal["uniform", "adaptive", "prioritised", "curriculum"]
@@ -37,6 +39,11 @@ class TaskSampler:
         self, world: CheckedWorld, split: str, *, mode: Mode, seed: int, epochs: int | None = None
     ) -> None:
         self.world, self.split, self.mode, self.seed = world, split, mode, seed
+        if epochs is not None and mode != "uniform":
+            raise ConfigError(
+                f"{epochs} epochs of tasks, some of which {mode!r} skips: none would be whole; try "
+                "sampling = 'uniform', or epochs = None"
+            )
         self.count = world.count(split)
         if self.count < 1:
             raise ConfigError(
@@ -44,6 +51,7 @@ class TaskSampler:
             )
         self.cursor = 0
         self.drawn = 0  # tasks given out so far; the cursor also counts those that were skipped
+        self.returned: list[tuple[str, Task]] = []  # put back: they come before all others
         self.end = math.inf if epochs is None else epochs * self.count  # of the data, in places of the order
         self.success: dict[str, float] = {}  # by domain
         self.tasks: dict[str, float] = {}  # by task, "prioritised" only
@@ -57,7 +65,8 @@ class TaskSampler:
 
         Fewer, or none, at the end of the last of `epochs`.
         """
-        drawn: list[tuple[str, Task]] = []
+        drawn, self.returned = self.returned[:n], self.returned[n:]
+        self.drawn += len(drawn)
         skipped = 0
         while len(drawn) < n and self.cursor < self.end:
             cursor = self.cursor
@@ -76,6 +85,11 @@ class TaskSampler:
                         f"{max(self.levels, default=0)}? Try rl.sampling = 'uniform'"
                     )
         return drawn
+
+    def put_back(self, tasks: Sequence[tuple[str, Task]]) -> None:
+        """Tasks that were drawn and never learned from: they are the next ones, under their group ids."""
+        self.returned = [*tasks, *self.returned]
+        self.drawn -= len(tasks)
 
     def saw(self, task: Task, success: float) -> None:
         """A finished group of `task` had this share of successes."""
@@ -98,6 +112,7 @@ class TaskSampler:
         return {
             "cursor": self.cursor,
             "drawn": self.drawn,
+            "returned": [[group_id, task_to_dict(task)] for group_id, task in self.returned],
             "success": dict(self.success),
             "tasks": dict(self.tasks),
             "levels": {str(level): rate for level, rate in self.levels.items()},
@@ -105,6 +120,7 @@ class TaskSampler:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.cursor, self.drawn = int(state["cursor"]), int(state["drawn"])
+        self.returned = [(group_id, task_from_dict(task)) for group_id, task in state.get("returned", [])]
         self.success = {str(k): float(v) for k, v in state["success"].items()}
         self.tasks = {str(k): float(v) for k, v in state["tasks"].items()}
         self.levels = {int(k): float(v) for k, v in state["levels"].items()}

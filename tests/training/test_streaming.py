@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interruptions import at_call, interrupt
 from spine import digit_recipe, lines
 
 from stepladder.environments.hidden_digit import HiddenDigitEnvironment, HiddenDigitWorld
@@ -128,6 +130,72 @@ def test_ctrl_c_keeps_what_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert before == 3
     ladder.resume(tmp_path / "run", display=Display(quiet=True))
     assert_whole(tmp_path / "run")
+
+
+EVERY = (*(f"train-{i}" for i in range(40)),)
+
+
+@pytest.mark.parametrize("changed", ["max_staleness = 0", "max_staleness = 1", "dynamic_sampling = true"])
+def test_a_smaller_bound_at_resume_loses_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, changed: str
+) -> None:
+    """40 tasks, one epoch, 9 of them begun when the run is stopped and its recipe edited: each is learned
+    from (or, under dynamic sampling, looked at) exactly once, and none later than the new bound allows."""
+    with monkeypatch.context() as patch:
+        at_call(patch, rl, "collect", 4, interrupt, after=False)
+        with pytest.raises(RunStopped, match="rl step 3"):
+            train(tmp_path, "rl.epochs=1", "environment.options={ train = 40 }", "rl.steps=40")
+    recipe = tmp_path / "run" / "recipe.toml"
+    bound = changed if changed.startswith("max") else f"max_staleness = 0\n{changed}"
+    assert "max_staleness = 2\n" in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace("max_staleness = 2\n", f"{bound}\n"))
+    with caplog.at_level("INFO", logger="stepladder"):
+        ladder.resume(tmp_path / "run", display=Display(quiet=True))
+    assert sorted(learned(tmp_path / "run")) == sorted(EVERY)
+    steps = [m for m in lines(tmp_path / "run" / "metrics.jsonl") if m["phase"] == "rl"]
+    for m in steps:
+        assert m["tasks_drawn"] == m["tasks_trained"] + m["tasks_discarded"] + m["tasks_waiting"]
+    assert steps[-1]["tasks_drawn"] == 40
+    allowed = 1 if changed.endswith("1") else 0
+    assert max(m["version_lag_max"] for m in steps[3:]) <= allowed
+    assert "begun before the stop" in caplog.text
+
+
+def test_finished_groups_of_the_present_weights_are_not_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun and finished after the last update is as the synchronous loop would play it now."""
+
+    def waited(parts: Any) -> Any:
+        """Stop when every group that may be begun is finished."""
+        if parts.state.step == 3:
+            runner, stream = parts.bench.runner, parts.stream
+            while any(item.group is None for item in runner.call(stream.outstanding)):
+                time.sleep(0.01)
+            interrupt()
+        return honest(parts)
+
+    honest = rl.collect
+    with monkeypatch.context() as patch:
+        patch.setattr(rl, "collect", waited)
+        with pytest.raises(RunStopped, match="rl step 3"):
+            train(tmp_path)
+    recipe = tmp_path / "run" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("max_staleness = 2\n", "max_staleness = 0\n"))
+    asked: list[list[str]] = []
+
+    async def counted(agents: Any, world: Any, tasks: Any, **kwargs: Any) -> Any:
+        asked.append([group_id for group_id, _ in tasks])
+        return await play(agents, world, tasks, **kwargs)
+
+    play = rl.rollout
+    monkeypatch.setattr(rl, "rollout", counted)
+    ladder.resume(tmp_path / "run", display=Display(quiet=True))
+    assert asked[0] == []  # three groups of version 3 were finished: the first batch
+    assert [len(ids) for ids in asked[1:]] == [3, 3, 3, 3]
+    ids = learned(tmp_path / "run")
+    assert len(ids) == len(set(ids)) == 24
+    assert {int(i.split("-")[-1]) for i in ids} == set(range(24))  # six too old were played again, first
 
 
 class Broken(Uneven):
