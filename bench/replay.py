@@ -2,10 +2,10 @@
 
     python bench/replay.py rl.steps=20 --start runs/calculator-sft/final     # writes bench/results/replay.md
 
-From one warm-started model, GRPO on the calculator's families that need the tool, with and without
-`rl.replay` of the 42 demonstrations of the warm start; two demonstrated families that are answered without
-the tool are left out of RL. Greedy success on held-out problems of both kinds, before and after. Finished
-runs and evaluations are read, not repeated.
+From one warm-started model, GRPO on some of the calculator's families (by default those that need the tool),
+with and without `rl.replay` of the 42 demonstrations of the warm start; two demonstrated families that are
+answered without the tool are left out of RL. Greedy success on held-out problems of both kinds, before and
+after. Finished runs and evaluations are read, not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepladder.training.rows import chat
 
 RESULTS = Path(__file__).parent / "results"
 LEFT_OUT = ["house", "other_count"]  # demonstrated, answered without the tool
-PLAYED = [f.name for f in FAMILIES if f.name not in [*LEFT_OUT, "age"]]  # those that need the tool
+TOOL = [f.name for f in FAMILIES if f.name not in [*LEFT_OUT, "age"]]  # those that need the tool
 SEED = 0
 
 
@@ -38,13 +38,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/replay"))
     parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.5])
     parser.add_argument("--each", type=int, default=40, help="held-out problems of a family left out")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--played", nargs="+", default=TOOL, choices=[*TOOL, "age"], help="families of RL")
+    parser.add_argument("--results", type=Path, default=RESULTS / "replay.md")
     parser.add_argument("overrides", nargs="*", help="of the recipe, such as rl.steps=10")
     args = parser.parse_args()
     shown = write_demonstrations(args.out / "demonstrations.jsonl")
     settings = [
         f"model.name={args.start}",
-        f"environment.options.families={json.dumps(PLAYED)}",
+        f"environment.options.families={json.dumps(args.played)}",
         "evaluation.raw=0",
         "evaluation.few_shot=0",
         "evaluation.tasks=1",
@@ -52,7 +53,8 @@ def main() -> None:
         "rl.replay_batch=4",
         *args.overrides,
     ]
-    rows = [("before RL", evaluated(args.start, args.out, "start", args.each))]
+    asked = dict.fromkeys(LEFT_OUT, args.each) | {f: max(7, 56 // len(args.played)) for f in args.played}
+    rows = [("before RL", evaluated(args.start, args.out, "start", asked))]
     for weight in args.weights:
         name = f"replay-{weight:g}"
         replayed = (
@@ -61,9 +63,9 @@ def main() -> None:
         run(args.out, name, "calculator", [*settings, replayed, f"rl.replay={weight}"])
         label = f"RL, rl.replay = {weight:g}" if weight else "RL alone"
         final = str(args.out / name / "final")
-        rows.append((label, evaluated(final, args.out, name, args.each)))
-    text = table(rows, load_recipe("calculator", settings).rl)
-    (args.results / "replay.md").write_text(text, encoding="utf-8")
+        rows.append((label, evaluated(final, args.out, name, asked)))
+    text = table(rows, load_recipe("calculator", settings).rl, args.played)
+    args.results.write_text(text, encoding="utf-8")
     print(text)
 
 
@@ -77,14 +79,15 @@ def write_demonstrations(path: Path) -> Path:
     return path.resolve()
 
 
-def evaluated(model: str, out: Path, name: str, each: int) -> dict[str, list[int]]:
-    """Family -> 1 or 0 for each held-out problem, in their order; and "tool" -> used it, where left out."""
+def evaluated(model: str, out: Path, name: str, asked: dict[str, int]) -> dict[str, list[int]]:
+    """Family -> 1 or 0 for each of `asked` held-out problems, in their order; "tool" -> used it, where left
+    out."""
     path = out / f"{name}-evaluation.json"
     if path.is_file():
         found: dict[str, list[int]] = json.loads(path.read_text())
         return found
     found = {"tool": []}
-    for families, tasks in ((LEFT_OUT, each * len(LEFT_OUT)), (PLAYED, 7 * len(PLAYED))):
+    for families in (LEFT_OUT, [f for f in asked if f not in LEFT_OUT]):
         result = evaluate_model(
             model,
             environment="calculator",
@@ -94,7 +97,7 @@ def evaluated(model: str, out: Path, name: str, each: int) -> dict[str, list[int
                 "rollout.max_tokens=64",
                 "rollout.max_context=640",
             ],
-            tasks=tasks,
+            tasks=sum(asked[f] for f in families),
             split="test",
             temperature=0.0,
             seed=SEED,
@@ -109,19 +112,20 @@ def evaluated(model: str, out: Path, name: str, each: int) -> dict[str, list[int
     return found
 
 
-def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
+def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any, families: list[str]) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
     more = f"Replay adds {rl.replay_batch} of the demonstrations to every update. "
     replayed = more if len(rows) > 2 else ""
+    on = f"the {len(TOOL)} families that need the tool" if families == TOOL else _listed(families)
     out = [
         "# What RL unlearns elsewhere, and what replay holds",
         "",
         f"`bench/replay.py`, commit {commit}, {platform.system()} {platform.machine()}, one CPU thread, seed "
         f"{SEED}. SmolLM2-135M after SFT on 42 demonstrations; then {rl.steps} steps of GRPO with "
-        f"{rl.tasks_per_step} tasks of {rl.group_size} episodes (learning rate {rl.learning_rate:g}) on the "
-        f"{len(PLAYED)} families that need the tool. {' and '.join(f'`{f}`' for f in LEFT_OUT)} were "
+        f"{rl.tasks_per_step} tasks of {rl.group_size} episodes (learning rate {rl.learning_rate:g}) on "
+        f"{on}. {_listed(LEFT_OUT)} were "
         f"demonstrated, are answered without the tool and are not played. {replayed}Greedy decoding, "
         "held-out problems, 95 % Wilson intervals, in percent.",
         "",
@@ -132,7 +136,7 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
     ]
     for label, found in rows:
         left = [x for f in LEFT_OUT for x in found[f]]
-        played = [x for f in PLAYED for x in found[f]]
+        played = [x for f in families for x in found[f]]
         columns = [played, *(found[f] for f in LEFT_OUT), left, found["tool"]]
         out.append(f"| {label} | {' | '.join(map(cell, columns))} |")
     out += ["", "On the same problems (exact sign test):", ""]
@@ -140,12 +144,17 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any) -> str:
         if j < len(rows):
             out += [
                 compared(rows[i], rows[j], LEFT_OUT, "not played"),
-                compared(rows[i], rows[j], PLAYED, "played"),
+                compared(rows[i], rows[j], families, "played"),
             ]
     start, alone = (sum(sum(found[f]) for f in LEFT_OUT) for _, found in rows[:2])
     if alone >= start:
         out += ["", "RL alone lost nothing on the families left out: here replay has nothing to hold."]
     return "\n".join(out) + "\n"
+
+
+def _listed(families: list[str]) -> str:
+    *others, last = (f"`{f}`" for f in families)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def cell(solved: list[int]) -> str:
