@@ -226,7 +226,7 @@ def in_a_process(case: str, dtype: str) -> float:
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def table(measured: dict[str, dict[str, float]]) -> str:
+def table(measured: dict[str, dict[str, float]], commit: str) -> str:
     """By type, then by case; estimates are made anew, so that they are those of the present code."""
     import torch
 
@@ -237,7 +237,8 @@ def table(measured: dict[str, dict[str, float]]) -> str:
         f"(one thread, torch {torch.__version__}, {platform.system()} {platform.machine()}). Measured: peak "
         "resident memory of the whole process in GB (10⁹ bytes), Python and libraries included, in its "
         "second update. Estimated: what `stepladder plan` says of the same recipe before anything is loaded. "
-        "The engine and its caches are left out on both sides. Made by `python bench/memory.py`.",
+        "The engine and its caches are left out on both sides. Made by `python bench/memory.py`, last at "
+        f"commit {commit}.",
         "",
     ]
     for dtype, found in measured.items():
@@ -268,12 +269,17 @@ def main() -> None:
         return
     kept = asked.out.with_suffix(".json")
     measured = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    measured.pop("commit", None)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    ).stdout.strip()
     for dtype in asked.dtype or DTYPES:
         for case in asked.only or CASES:
             measured.setdefault(dtype, {})[case] = found = in_a_process(case, dtype)
             print(f"{case}, {dtype}: {found / 1e9:.2f} GB", flush=True)
-            kept.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
-            asked.out.write_text(table(measured), encoding="utf-8")
+            said = json.dumps({"commit": commit, **measured}, indent=2)
+            kept.write_text(said + "\n", encoding="utf-8")
+            asked.out.write_text(table(measured, commit), encoding="utf-8")
 
 
 if __name__ == "__main__":
