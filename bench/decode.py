@@ -167,9 +167,7 @@ def speed_lines(rows: dict[tuple[int, int], dict[str, Any]], vllm: bool) -> tupl
             targets.append(Target(f"decode {size}, transformers' best", rate["ours"] / best, *bars))
             targets.append(Target(f"decode {size}, vllm", against, 1.0, why=why))
         elif size == 64:
-            targets.append(
-                Target(f"decode {size} in groups of {group}, vllm", against, 1.3, 1.5, why=why)
-            )
+            targets.append(Target(f"decode {size} in groups of {group}, vllm", against, 1.3, 1.5, why=why))
     return lines, targets
 
 

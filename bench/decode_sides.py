@@ -109,9 +109,7 @@ class Transformers:
     def run(self, work: Work) -> tuple[float, list[Ids]]:
         width = max(map(len, work.prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in work.prompts], device=self.device)
-        mask = torch.tensor(
-            [[0] * (width - len(p)) + [1] * len(p) for p in work.prompts], device=self.device
-        )
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in work.prompts], device=self.device)
         config = _config(work, num_return_sequences=work.group)
         wait(self.device)
         began = time.perf_counter()
@@ -142,9 +140,7 @@ class ContinuousBatching:
             warmup=False,
         )
         seconds = time.perf_counter() - began
-        made = [
-            out.generated_tokens for _, out in sorted(found.items(), key=lambda item: _number(item[0]))
-        ]
+        made = [out.generated_tokens for _, out in sorted(found.items(), key=lambda item: _number(item[0]))]
         if [len(ids) for ids in made] != work.counts:
             raise RuntimeError(f"generate_batch gave {sum(map(len, made))} of {work.tokens} tokens")
         return seconds, made
@@ -175,9 +171,7 @@ class Vllm:
     def __init__(
         self, python: str, folder: Path | str, dtype: str, rows: int, options: dict[str, Any]
     ) -> None:
-        ours = {
-            k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-        }
+        ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name("vllm_worker.py"))],
             stdin=subprocess.PIPE,
@@ -203,9 +197,7 @@ class Vllm:
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait(30)
-            raise RuntimeError(
-                f"the vLLM worker ended with {code}; STEPLADDER_VLLM_LOG=1 shows what it said"
-            )
+            raise RuntimeError(f"the vLLM worker ended with {code}; STEPLADDER_VLLM_LOG=1 shows what it said")
         return json.loads(line)  # type: ignore[no-any-return]
 
     def close(self) -> None:

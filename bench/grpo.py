@@ -119,7 +119,9 @@ def table(
             )
         peers = [s for name, s in known.items() if name != "ours"]
         if "ours" not in known or not peers:
-            targets.append(Target(f"GRPO step, {kind} prompts, trl", None, least, aim, why="trl was not given"))
+            targets.append(
+                Target(f"GRPO step, {kind} prompts, trl", None, least, aim, why="trl was not given")
+            )
             continue
         best = min(peers, key=lambda s: s["seconds"])
         speed = best["seconds"] / known["ours"]["seconds"]

@@ -31,9 +31,7 @@ class Run:
     def __init__(self, policy: Policy, *, group: int, new: int, budget: int, exact: bool) -> None:
         self.policy, self.group, self.new = policy, group, new
         self.optimizer = MasterOptimizer(policy.trainable())
-        self.rules = UpdateRules(
-            row=ROW, token_budget=budget, correction="none" if exact else "token_cap"
-        )
+        self.rules = UpdateRules(row=ROW, token_budget=budget, correction="none" if exact else "token_cap")
         self.engine = None if exact else LocalEngine(policy.model, dtype="auto")
         self.canary = None if self.engine is None else Canary(policy, self.engine)
         self.runner = asyncio.Runner()
@@ -71,7 +69,9 @@ class Run:
             members = made[g * self.group : (g + 1) * self.group]
             groups.append(
                 Group(
-                    str(g), task, tuple(_trajectory(task, prompt, m, f"{g}/{i}") for i, m in enumerate(members))
+                    str(g),
+                    task,
+                    tuple(_trajectory(task, prompt, m, f"{g}/{i}") for i, m in enumerate(members)),
                 )
             )
         return groups
