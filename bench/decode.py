@@ -1,11 +1,12 @@
-"""Tokens a second of the in-process engine beside transformers and vLLM, prefill included, in one interleaved run.
+"""Tokens a second of the in-process engine beside transformers and vLLM, prefill included, interleaved.
 
     python bench/decode.py [--vllm PYTHON] [--model FOLDER] [--parts greedy speed ragged roofline]
 
-Every side gets the same token ids, samples at temperature 1 and makes exactly `--new` tokens a sequence. The engine
-gives log-probabilities, the others do not. Of transformers, `generate` in both types and its continuous batching
-are tried, and the best counts; a mode that reaches under 80 % of it is run once only. Nothing is kept between
-repeats: prefix caches are emptied. Read the ratios; absolutes depend on the machine.
+Every side gets the same token ids, samples at temperature 1 and makes exactly `--new` tokens a sequence.
+The engine gives log-probabilities, the others do not. Of transformers, `generate` in both types and its
+continuous batching are tried, and the best counts; a mode that reaches under 80 % of it is run once only.
+Nothing is kept between repeats: prefix caches are emptied. Read the ratios; absolutes depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from measuring import Kept, Target, model_folder, parser, peer, start
@@ -91,11 +92,8 @@ class Bench:
             if name in self._made:
                 self._made.pop(name).close()
 
-    def again(self, measure: Callable[[], float], repeats: int) -> list[float]:
-        return [measure() for _ in range(repeats)]
 
-
-# -- equal ids first --------------------------------------------------------------------------------------------
+# -- equal ids first -----------------------------------------------------------------------------------------
 
 
 def greedy(bench: Bench) -> dict[str, float]:
@@ -115,7 +113,7 @@ def greedy(bench: Bench) -> dict[str, float]:
     return shares
 
 
-# -- speed ------------------------------------------------------------------------------------------------------
+# -- speed ---------------------------------------------------------------------------------------------------
 
 
 def speed(bench: Bench, size: int, group: int) -> dict[str, Any]:
@@ -146,8 +144,8 @@ def rates(row: dict[str, Any]) -> dict[str, float]:
 
 def speed_lines(rows: dict[tuple[int, int], dict[str, Any]], vllm: bool) -> tuple[list[str], list[Target]]:
     lines = [
-        "| sequences | prompts | ours | transformers bf16 | fp32 | continuous | vllm | ours / best of transformers | "
-        "ours / vllm | tokens a row |",
+        "| sequences | prompts | ours | transformers bf16 | fp32 | continuous | vllm "
+        "| ours / best of transformers | ours / vllm | tokens a row |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     targets = []
@@ -171,7 +169,7 @@ def speed_lines(rows: dict[tuple[int, int], dict[str, Any]], vllm: bool) -> tupl
     return lines, targets
 
 
-# -- ragged lengths ---------------------------------------------------------------------------------------------
+# -- ragged lengths ------------------------------------------------------------------------------------------
 
 
 def ragged(bench: Bench, what: str) -> dict[str, list[float]]:
@@ -197,7 +195,7 @@ def ragged(bench: Bench, what: str) -> dict[str, list[float]]:
     return seconds
 
 
-# -- the roofline -----------------------------------------------------------------------------------------------
+# -- the roofline --------------------------------------------------------------------------------------------
 
 
 def roofline(bench: Bench, size: int) -> dict[str, float]:
@@ -231,7 +229,7 @@ def roofline(bench: Bench, size: int) -> dict[str, float]:
     }
 
 
-# -- all of it --------------------------------------------------------------------------------------------------
+# -- all of it -----------------------------------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> list[Target]:
@@ -250,9 +248,9 @@ def run(options: argparse.Namespace) -> list[Target]:
         rows = {(n, g): kept.once(f"speed/{n}/{g}", lambda n=n, g=g: speed(bench, n, g)) for n, g in shapes}
         table, found = speed_lines(rows, bool(options.vllm))
         lines += [
-            f"Tokens a second, ours and vllm in {options.dtype}; prompts of 40 to 80 tokens, {options.new} new "
-            f"ones each, prefill included, medians of {options.repeats}. Tokens a row: decoded tokens for each "
-            "row computed (siblings that are still equal share one).",
+            f"Tokens a second, ours and vllm in {options.dtype}; prompts of 40 to 80 tokens, {options.new} "
+            f"new ones each, prefill included, medians of {options.repeats}. Tokens a row: decoded tokens "
+            "for each row computed (siblings that are still equal share one).",
             "",
             *table,
             "",
@@ -274,8 +272,8 @@ def run(options: argparse.Namespace) -> list[Target]:
             name = f"ragged {what} ({options.shortest} to {options.longest}), share of even speed"
             targets.append(Target(name, share, 0.8))
         lines.append(
-            f"Ragged lengths are log-uniform: prompts {options.rows} at once; completions of {options.requests} "
-            f"requests through {options.rows} rows."
+            f"Ragged lengths are log-uniform: prompts {options.rows} at once; completions of "
+            f"{options.requests} requests through {options.rows} rows."
         )
     bench.close()
     kept.page("Decoding: the in-process engine beside transformers and vLLM", lines, targets)
@@ -285,8 +283,8 @@ def run(options: argparse.Namespace) -> list[Target]:
 def roofline_lines(parts: dict[int, dict[str, float]], dtype: str) -> list[str]:
     first = next(iter(parts.values()))
     lines = [
-        f"The bound of a step is the longer of reading weights and cache at {first['bandwidth'] / 1e9:.1f} GB/s "
-        f"and of computing at {first['peak'] / 1e9:.0f} GFLOP/s ({dtype}), both measured here.",
+        f"The bound of a step is the longer of reading weights and cache at {first['bandwidth'] / 1e9:.1f} "
+        f"GB/s and of computing at {first['peak'] / 1e9:.0f} GFLOP/s ({dtype}), both measured here.",
         "",
         "| sequences | ms a step | bound | share | prefill s | share |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The engines that bench/decode.py compares, each as one thing that turns prompts into a given number of tokens."""
+"""The engines that bench/decode.py compares, each as one thing that turns prompts into so many tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`group` completions of each prompt, of exactly `new` tokens, or of the length that stands in `lengths`."""
+    """`group` completions of each prompt, of exactly `new` tokens, or each of its own in `lengths`."""
 
     prompts: Sequence[Ids]
     new: int
@@ -122,7 +122,7 @@ class Transformers:
 
 
 class ContinuousBatching:
-    """transformers' `generate_batch`: its own scheduler over a paged cache. It changes its model's attention."""
+    """transformers' `generate_batch`: its scheduler over a paged cache. It changes its model's attention."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -1,9 +1,10 @@
-"""How cost grows with the context, the group, the turns of an episode and the batch; and memory over 500 steps.
+"""How cost grows with the context, the group, an episode's turns and the batch; memory over 500 steps.
 
     python bench/growth.py [--model FOLDER] [--parts context group turns batch memory]
 
-Every curve is total cost over size; its exponent is the slope of a line through the logarithms: 1 is linear. Each
-point is the median of up to `--repeats` values, fewer where they take more than `--patience` seconds together.
+Every curve is total cost over size; its exponent is the slope of a line through the logarithms: 1 is linear.
+Each point is the median of up to `--repeats` values, fewer where they take more than `--patience` seconds
+together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import Kept, Target, exponent, median_within, model_folder, parser, resident, start, timed
+from measuring import (
+    Kept,
+    Target,
+    exponent,
+    median_within,
+    model_folder,
+    parser,
+    resident,
+    start,
+    steepest,
+    timed,
+)
 
 PARTS = ("context", "group", "turns", "batch", "memory")
 TITLES = {
@@ -89,7 +101,7 @@ class Bench:
 
 
 def context(bench: Bench, length: int) -> dict[str, float]:
-    """Forward and backward of one sequence, its peak above what was held, and a decoded token at that length."""
+    """Forward and backward of one sequence, its peak above what was held, and a decoded token after it."""
     from decode_sides import Work
 
     from stepladder.planning.machine import PeakMeter
@@ -103,7 +115,7 @@ def context(bench: Bench, length: int) -> dict[str, float]:
     bench.gradients(whole[:1], [whole[1:]])
     memory = meter.read() - before
     train = bench.median(lambda: timed(lambda: bench.gradients(whole[:1], [whole[1:]])))
-    rows = [whole[: length - o.new - 1] + [3 + i] for i in range(o.rows)]
+    rows = [[*whole[: length - o.new - 1], 3 + i] for i in range(o.rows)]
     bench.side.run(Work(rows, 1))  # the prompts are in the prefix cache from here on
     more = bench.median(lambda: bench.side.run(Work(rows, 1 + o.new), keep=True)[0])
     none = bench.median(lambda: bench.side.run(Work(rows, 1), keep=True)[0])
@@ -194,7 +206,8 @@ def memory(options: argparse.Namespace) -> list[tuple[int, float]]:
             process.kill()
             process.wait()
         if len(seen) < 5:
-            raise SystemExit(f"the run of {options.run_steps} steps ended early:\n{log.read_text()[-3000:]}")
+            said = log.read_text(encoding="utf-8")[-3000:]
+            raise SystemExit(f"the run of {options.run_steps} steps ended early:\n{said}")
     return seen
 
 
@@ -212,10 +225,13 @@ def _watch(process: subprocess.Popen[bytes], metrics: Path, steps: int) -> list[
     return seen
 
 
-# -- all of it --------------------------------------------------------------------------------------------------
+# -- all of it -----------------------------------------------------------------------------------------------
 
 
-def sizes(options: argparse.Namespace) -> dict[str, tuple[Callable[[Bench, int], dict[str, float]], list[int]]]:
+Measure = Callable[[Bench, int], dict[str, float]]
+
+
+def sizes(options: argparse.Namespace) -> dict[str, tuple[Measure, list[int]]]:
     return {
         "context": (context, options.contexts),
         "group": (group, options.groups),
@@ -270,7 +286,9 @@ def part_table(
     lines += [f"| {n} | {' | '.join(f'{values[k]:.3g}' for k in names)} |" for n, values in found.items()]
     slopes = {name: exponent(line) for name, line in curves.items()}
     shown = [f"{slopes[name]:.2f}" if name in slopes else "" for name in names]
-    lines += [f"| exponent | {' | '.join(shown)} |", ""]
+    lines.append(f"| exponent | {' | '.join(shown)} |")
+    shown = [f"{steepest(curves[name]):.2f}" if name in slopes else "" for name in names]
+    lines += [f"| steepest between neighbours | {' | '.join(shown)} |", ""]
     targets = [
         Target(f"growth with {title.lower()}: exponent of {name}", slope, 1.2, below=True)
         for name, slope in slopes.items()

@@ -2,14 +2,15 @@
 
     python bench/grpo.py --trl TRL_ENV/bin/python [--model FOLDER]
 
-Generation, reward, update and (ours) weight sync; the same model, texts and number of tokens, none of which ends
-early. Each side runs in a process of its own. First, in float32 and on given completions, the norms of the first
-gradients must agree (the losses are 0 at a ratio of 1). Then each library as it comes: trl with its defaults (bf16
-autocast on float32 weights, activation checkpointing, 8 completions a micro-batch), and with checkpointing off;
-stepladder with bf16 weights, float32 masters and the in-process engine. The best of trl's two counts.
+Generation, reward, update and (ours) weight sync; the same model, texts and number of tokens, none of
+which ends early. Each side runs in a process of its own. First, in float32 and on given completions, the
+norms of the first gradients must agree (the losses are 0 at a ratio of 1). Then each library as it comes:
+trl with its defaults (bf16 autocast on float32 weights, activation checkpointing, 8 completions a
+micro-batch), and with checkpointing off; stepladder with bf16 weights, float32 masters and the in-process
+engine. The best of trl's two counts.
 
-The first step of each process is a warm-up. Short prompts come first, then long ones; trl takes minutes for a long
-step, so there it makes `--long-steps` only.
+The first step of each process is a warm-up. Short prompts come first, then long ones; trl takes minutes for a
+long step, so there it makes `--long-steps` only.
 """
 
 from __future__ import annotations
@@ -157,10 +158,10 @@ def run(options: argparse.Namespace) -> list[Target]:
         )
     table_lines, found = table(ours, theirs, options.completions * options.new)
     lines += [
-        f"{options.completions} completions of {options.new} tokens, {options.group} to a prompt; short prompts have "
-        f"20 to 40 tokens, long ones {options.long}. The process's first step is left out. State: weights (all "
-        "copies, ours with the engine's), gradients, moments. Activations: the step's peak of resident memory less "
-        "what the imports took and less the state.",
+        f"{options.completions} completions of {options.new} tokens, {options.group} to a prompt; short "
+        f"prompts have 20 to 40 tokens, long ones {options.long}. The process's first step is left out. "
+        "State: weights (all copies, ours with the engine's), gradients, moments. Activations: the step's "
+        "peak of resident memory less what the imports took and less the state.",
         "",
         *table_lines,
     ]

@@ -45,8 +45,6 @@ class Run:
         else:
             made = self.runner.run(self._play(expanded, self.engine))
         batch = make_batch(self._groups(prompts, made), ROW)
-        if self.engine is None:  # nothing was sampled: the behaviour is whatever the policy says
-            batch.proximal = {}
         metrics = rl_update(self.policy, self.optimizer, batch, self.rules, learning_rate=RATE)
         if self.engine is not None and self.canary is not None:
             self.version += 1
@@ -67,13 +65,8 @@ class Run:
         for g, prompt in enumerate(prompts):
             task = Task(str(g), "train", "bench", (Message("user", ""),))
             members = made[g * self.group : (g + 1) * self.group]
-            groups.append(
-                Group(
-                    str(g),
-                    task,
-                    tuple(_trajectory(task, prompt, m, f"{g}/{i}") for i, m in enumerate(members)),
-                )
-            )
+            played = [_trajectory(task, prompt, m, f"{g}/{i}") for i, m in enumerate(members)]
+            groups.append(Group(str(g), task, tuple(played)))
         return groups
 
     def close(self) -> None:

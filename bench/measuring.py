@@ -1,7 +1,7 @@
-"""What the speed benchmarks share: the machine in words, interleaved medians, measurements that are kept, targets.
+"""What the speed benchmarks share: the machine in words, measurements that are kept, targets, medians.
 
-A part keeps every number it has measured in bench/results/NAME.json, so that it can be stopped and started again;
-a number measured with other settings, other code or on another machine is measured anew.
+A part keeps every number it has measured in bench/results/NAME.json, so that it can be stopped and started
+again; a number measured with other settings, other code or on another machine is measured anew.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ MODEL = "smollm2-135m-instruct"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One number of a part beside what it has to be. `least` may be None (only an aim); `below`: less is better.
+    """One number beside what it has to be. `least` may be None (only an aim); `below`: less is better.
 
     `value` is None where it was not measured, and `why` says why not.
     """
@@ -67,7 +68,6 @@ class Kept:
         same = old.get("made") == made or (reuse == "all" and bool(old))
         if reuse == "none" or not same:
             old = {}
-        self.fresh = not old
         self.made: dict[str, Any] = old.get("made", made)
         self.values: dict[str, Any] = old.get("values", {})
         self.about: str = old.get("about") or about()
@@ -99,12 +99,12 @@ def target_table(targets: Sequence[Target]) -> list[str]:
     for t in targets:
         sign = "at most " if t.below else ""
         bars = [f"{sign}{bar:g}" if bar is not None else "" for bar in (t.least, t.aim)]
-        value = "" if t.value is None else f"{t.value:.2f}"
+        value = "" if t.value is None else f"{t.value:.2f}" if abs(t.value) >= 0.1 else f"{t.value:.2g}"
         lines.append(f"| {t.name} | {value} | {bars[0]} | {bars[1]} | {t.verdict} |")
     return lines if targets else []
 
 
-# -- the command line -----------------------------------------------------------------------------------------
+# -- the command line ----------------------------------------------------------------------------------------
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -153,7 +153,7 @@ def model_folder(name: str) -> Path:
     return resolve_model(name)
 
 
-# -- the machine and the code -----------------------------------------------------------------------------------
+# -- the machine and the code --------------------------------------------------------------------------------
 
 
 def machine() -> str:
@@ -174,8 +174,8 @@ def about() -> str:
     import transformers
 
     return (
-        f"{machine()}; torch {torch.__version__}, transformers {transformers.__version__}; load average at the "
-        f"start {os.getloadavg()[0]:.1f}; {commit()}."
+        f"{machine()}; torch {torch.__version__}, transformers {transformers.__version__}; load average at "
+        f"the start {os.getloadavg()[0]:.1f}; {commit()}."
     )
 
 
@@ -208,10 +208,12 @@ def _cpuinfo() -> list[str]:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
+    """Without the paths of this machine: a model by its folder's name, a peer by whether it was given."""
+    short = {"model": lambda v: Path(v).name, "trl": bool, "vllm": bool}
+    return {k: short[k](v) if k in short else v for k, v in settings.items()}
 
 
-# -- measuring --------------------------------------------------------------------------------------------------
+# -- measuring -----------------------------------------------------------------------------------------------
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -219,15 +221,6 @@ def timed(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def interleaved(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Every side's values, one of each in turn, so that what else happens on the machine meets all alike."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, measure in sides.items():
-            found[name].append(measure())
-    return found
 
 
 def median_within(measure: Callable[[], float], repeats: int, seconds: float) -> float:
@@ -248,6 +241,11 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     mx, my = statistics.fmean(xs), statistics.fmean(ys)
     return sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
+
+
+def steepest(points: Sequence[tuple[float, float]]) -> float:
+    """The largest exponent between two neighbours."""
+    return max(exponent(pair) for pair in pairwise(points))
 
 
 def resident() -> float:

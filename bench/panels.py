@@ -17,9 +17,8 @@ Line = Sequence[tuple[float, float]]
 
 
 def panels(charts: Mapping[str, tuple[str, Mapping[str, Line]]], *, columns: int = 2) -> str:
-    """`charts`: title -> (label of the x axis, name -> points). Each line is drawn relative to its first point.
-
-    The dashed line is linear growth.
+    """`charts`: title -> (label of the x axis, name -> points). Lines start at 1, their first point;
+    the dashed one is linear growth.
     """
     rows = -(-len(charts) // columns)
     out = [

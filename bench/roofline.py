@@ -1,4 +1,4 @@
-"""How fast this machine could be at most: measured memory bandwidth and matrix products, and what a model needs."""
+"""How fast this machine could be at most: measured bandwidth and matrix products, and what a model needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """bandwidth: bytes/s of a large read, or of a copy (read and written) where that is faster. peak: FLOP/s of the best large matrix product in one type."""
+    """bandwidth: bytes/s of a large read, or of a copy (read and written) where that is faster.
+
+    peak: FLOP/s of the best large matrix product in one type.
+    """
 
     bandwidth: float
     peak: float

@@ -1,10 +1,11 @@
-"""Tokens a second of multi-turn episodes whose tool takes 200 ms, beside the same episodes with an instant tool.
+"""Tokens a second of episodes whose tool takes 200 ms, beside the same episodes with an instant tool.
 
     python bench/tools.py [--model FOLDER]
 
-32 episodes at once, 4 turns each, through the library's own loop and engine. The tool is a plain function that
-sleeps in a thread, as a user's would. How long each turn is follows from its seed alone (half to one and a half
-times `--tokens`, so that episodes drift apart as real ones do): both sides sample the same number of tokens.
+32 episodes at once, 4 turns each, through the library's own loop and engine. The tool is a plain function
+that sleeps in a thread, as a user's would. How long each turn is follows from its seed alone (half to one
+and a half times `--tokens`, so that episodes drift apart as real ones do): both sides sample the same
+number of tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Weather:
         self.turn += 1
         if self.turn == self.turns:
             return Step(terminated=True, reward=1.0)
-        (answer,) = await self.box.call_all([ToolCall("forecast", {"town": TOWNS[self.turn % 10]}, id="call")])
+        call = ToolCall("forecast", {"town": TOWNS[self.turn % 10]}, id="call")
+        (answer,) = await self.box.call_all([call])
         return Step((Message("user", answer.text),))
 
     async def close(self) -> None:
@@ -170,7 +172,9 @@ def run(options: argparse.Namespace) -> list[Target]:
     kept = start(options, "tools")
     found = kept.once("tools", lambda: measure(options))
     instant, slow = (statistics.median(found[name]) for name in ("instant", "slow"))
-    target = Target(f"tools of {options.seconds * 1e3:.0f} ms, share of the speed without", slow / instant, 0.9)
+    target = Target(
+        f"tools of {options.seconds * 1e3:.0f} ms, share of the speed without", slow / instant, 0.9
+    )
     lines = [
         f"{options.episodes} episodes at once of {options.turns} turns, {found['tokens']} tokens in all: "
         f"{instant:.0f} tokens/s with an instant tool, {slow:.0f} with one of {options.seconds * 1e3:.0f} ms "

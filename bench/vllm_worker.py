@@ -1,7 +1,7 @@
 """vLLM's side of bench/decode.py; runs in the environment of bench/make_vllm_env.sh.
 
-The first line of stdin says which model; each further line is one batch of requests, answered by one line with
-the seconds it took and the ids. The prefix cache is on, and emptied before each batch.
+The first line of stdin says which model; each further line is one batch of requests, answered by one line
+with the seconds it took and the ids. The prefix cache is on, and emptied before each batch.
 """
 
 from __future__ import annotations

@@ -121,11 +121,11 @@ def run(options: argparse.Namespace) -> list[Target]:
                 found[task] = {side: medians(many) for side, many in runs.items()}
             table, more = speed_table(found)
             lines += [
-                f"Batch {options.batch}, {options.steps} steps a run (the first step's warm-up is in it), medians of "
-                f"{options.repeats} interleaved runs, token_budget {' '.join(options.budget)}. Tokens are those of "
-                "the data (prompts of pairs counted twice), the reference pass is in the time. Peak: resident "
-                "memory above what the imports took. State: weights (all copies), gradients and moments. "
-                "Activations: the peak less the state.",
+                f"Batch {options.batch}, {options.steps} steps a run (the first step's warm-up is in it), "
+                f"medians of {options.repeats} interleaved runs, token_budget {' '.join(options.budget)}. "
+                "Tokens are those of the data (prompts of pairs counted twice), the reference pass is in "
+                "the time. Peak: resident memory above what the imports took. State: weights (all "
+                "copies), gradients and moments. Activations: the peak less the state.",
                 "",
                 *table,
             ]

@@ -70,7 +70,7 @@ def report(
     state_mb: float,
     **more: float,
 ) -> None:
-    """`peak_mb`: above what the imports took; `state_mb`: weights (all copies), gradients, optimiser state."""
+    """`peak_mb`: above what the imports took; `state_mb`: weights (all copies), gradients, moments."""
     result = {
         "losses": list(losses),
         "tokens_per_second": data_tokens(args.task, rows) / seconds,
