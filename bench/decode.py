@@ -15,6 +15,7 @@ import argparse
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from measuring import Kept, Target, model_folder, parser, peer, start
@@ -202,11 +203,11 @@ def roofline(bench: Bench, size: int) -> dict[str, float]:
     """Shares of the bound for prefill and for a steady decode step, and what they were computed from."""
     import torch
     from decode_sides import Work
-    from roofline import Cost, measure_roof
+    from roofline import Cost, Roof, measure_roof
 
     o = bench.options
     dtype = getattr(torch, o.dtype)
-    roof = measure_roof("cpu", dtype, side=o.side)
+    roof = Roof(**bench.kept.once("roof", lambda: asdict(measure_roof("cpu", dtype, side=o.side))))
     side = bench.side("ours")
     cost = Cost.of(side.model, dtype)
     length, steps = 64, o.new

@@ -15,6 +15,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -187,7 +188,8 @@ def run(options: argparse.Namespace) -> list[Target]:
         kept.about = f"{torch.cuda.get_device_name(options.device)}; {kept.about}"
     end = time.monotonic() + options.minutes * 60
     skipped: list[str] = []
-    rates = kept.once("roof", lambda: vars_of(measure_roof(options.device, getattr(torch, options.dtype))))
+    dtype = getattr(torch, options.dtype)
+    rates = kept.once("roof", lambda: asdict(measure_roof(options.device, dtype, side=options.side)))
     roof = Roof(**rates)
     lines = [
         f"Measured: reading {roof.bandwidth / 1e9:.0f} GB/s, matrix products {roof.peak / 1e12:.1f} TFLOP/s "
@@ -230,10 +232,6 @@ def report(shape: str, name: str, got: Any, lines: list[str], targets: list[Targ
     targets.append(Target(f"{shape}, {name}: transformers", ratio, 1.0))
 
 
-def vars_of(roof: Roof) -> dict[str, float]:
-    return {"bandwidth": roof.bandwidth, "peak": roof.peak}
-
-
 def options_parser() -> argparse.ArgumentParser:
     made = parser(__doc__)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -245,6 +243,7 @@ def options_parser() -> argparse.ArgumentParser:
     made.add_argument("--rows", type=int, default=32, help="of a training step")
     made.add_argument("--length", type=int, default=512, help="tokens of a row")
     made.add_argument("--budget", type=int, default=4096, help="tokens a micro-batch, ours and theirs")
+    made.add_argument("--side", type=int, default=0, help="of the matrices of the roofline")
     made.add_argument("--minutes", type=float, default=7.0, help="after which nothing new is begun")
     return made
 

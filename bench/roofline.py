@@ -26,20 +26,23 @@ class Roof:
         return max(bytes_read / self.bandwidth, flops / self.peak)
 
 
-def measure_roof(device: str, dtype: torch.dtype, *, megabytes: int = 0, side: int = 0) -> Roof:
-    """Best of a few, in this process, with its threads. Sizes of 0: large ones for the device."""
+def measure_roof(device: str, dtype: torch.dtype, *, side: int = 0) -> Roof:
+    """Best of a few, in this process, with its threads. `side`: of the largest matrices, by default what fits
+    the device; where it is given all is measured small and short, for a test of the logic."""
     gpu = device.startswith("cuda")
-    megabytes, side = megabytes or (4096 if gpu else 512), side or (8192 if gpu else 2048)
+    seconds, megabytes = (0.02, 1) if side else (0.6, 4096 if gpu else 512)
+    side = side or (8192 if gpu else 2048)
     source = torch.ones(megabytes * 2**20 // 4, device=device)
     target = torch.empty_like(source)
     size = source.numel() * 4
-    bandwidth = size / _best(lambda: source.sum(), device)
-    bandwidth = max(bandwidth, 2 * size / _best(lambda: target.copy_(source), device))
+    bandwidth = size / _best(lambda: source.sum(), device, seconds)
+    bandwidth = max(bandwidth, 2 * size / _best(lambda: target.copy_(source), device, seconds))
     del source, target
     peak = 0.0
     for n in (side // 2, side):
         left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        peak = max(peak, 2 * n**3 / _best(lambda a=left, b=right: a @ b, device))  # type: ignore[misc]
+        best = _best(lambda a=left, b=right: a @ b, device, seconds)  # type: ignore[misc]
+        peak = max(peak, 2 * n**3 / best)
     return Roof(bandwidth, peak)
 
 
@@ -49,7 +52,7 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _best(work: Callable[[], Tensor], device: str, seconds: float = 0.6) -> float:
+def _best(work: Callable[[], Tensor], device: str, seconds: float) -> float:
     work()
     wait(device)
     best, end = float("inf"), time.perf_counter() + seconds

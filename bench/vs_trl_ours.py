@@ -130,7 +130,7 @@ def utilisation(run: Ours, seconds: float) -> dict[str, float]:
     """Share of the measured bf16 matrix peak that the model's own arithmetic reached."""
     if not run.computed:
         return {}
-    roof = measure_roof("cpu", torch.bfloat16, megabytes=64)
+    roof = measure_roof("cpu", torch.bfloat16)
     flops = Cost.of(run.policy.lm, torch.bfloat16).train(run.computed, run.scored)
     return {"mfu": flops / seconds / roof.peak, "peak_gflops": roof.peak / 1e9}
 
