@@ -67,10 +67,10 @@ def worker(side: str, task: str, mode: str, options: argparse.Namespace, folder:
     out = folder / f"{side}-{task}-{mode}.json"
     command = [python, str(HERE / f"vs_trl_{side}.py"), "--task", task, "--mode", mode, "--out", str(out)]
     command += ["--model", str(model_folder(options.model)), "--budget", str(budget(options.budget, task))]
-    for name in ("steps", "batch", "threads"):
-        command += [f"--{name}", str(getattr(options, name))]
+    steps = options.agree_steps if mode == "agree" else options.steps
+    command += ["--steps", str(steps), "--batch", str(options.batch), "--threads", str(options.threads)]
     print(f"{side} {task} {mode}", file=sys.stderr, flush=True)
-    done = subprocess.run([*command, "--data", str(folder / "data.jsonl")], capture_output=True, text=True)
+    done = subprocess.run([*command, "--data", str(folder / f"{mode}.jsonl")], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{side} {task} {mode} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return json.loads(out.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -96,8 +96,10 @@ def run(options: argparse.Namespace) -> list[Target]:
     sides = ("ours", "theirs") if options.trl else ("ours",)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows = options.steps * options.batch
-        write_data(folder / "data.jsonl", tokenizer, rows=rows, prompt=options.prompt, answer=options.answer)
+        for mode, steps, shorter in (("agree", options.agree_steps, 4), ("speed", options.steps, 1)):
+            prompt, answer = options.prompt // shorter, options.answer // shorter
+            path, rows = folder / f"{mode}.jsonl", steps * options.batch
+            write_data(path, tokenizer, rows=rows, prompt=prompt, answer=answer)
         if "agree" in options.modes and options.trl:
             lines += ["| task | step | loss, ours | loss, trl | difference |", "|---|---|---|---|---|"]
             for task in options.tasks:
@@ -179,7 +181,8 @@ def options_parser() -> argparse.ArgumentParser:
     peer(made, "trl")
     made.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     made.add_argument("--modes", nargs="+", default=["agree", "speed"], choices=["agree", "speed"])
-    made.add_argument("--steps", type=int, default=3)
+    made.add_argument("--steps", type=int, default=2)
+    made.add_argument("--agree-steps", type=int, default=2, help="of the comparison of losses")
     made.add_argument("--batch", type=int, default=4, help="pairs; rows of SFT and KTO")
     made.add_argument("--prompt", type=int, default=96, help="words of a prompt, at most")
     made.add_argument("--answer", type=int, default=96, help="words of an answer, at most")
