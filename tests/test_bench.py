@@ -24,9 +24,11 @@ import gpu  # noqa: E402
 import growth  # noqa: E402
 import grpo  # noqa: E402
 import grpo_ours  # noqa: E402
+import hot  # noqa: E402
 import speed  # noqa: E402
 import tools  # noqa: E402
 import vs_trl  # noqa: E402
+import vs_trl_ours  # noqa: E402
 from grpo_common import Step  # noqa: E402
 from measuring import Kept, Target, exponent, steepest  # noqa: E402
 from panels import panels  # noqa: E402
@@ -197,6 +199,27 @@ def test_our_grpo_step_updates(folder: str, exact: bool) -> None:
     assert metrics["updated"] == 1.0
     assert metrics["grad_norm"] > 0
     assert not torch.equal(before, policy.lm.model.layers[0].mlp.up_proj.weight)
+
+
+@pytest.mark.parametrize("task", vs_trl.TASKS)
+def test_our_side_of_vs_trl(folder: str, task: str) -> None:
+    policy = Policy(*load_model(folder, dtype="float32", device="cpu"))
+    rows = [{"prompt": [20 + i, 30, 31], "chosen": [40, 41 + i], "rejected": [50 + i]} for i in range(4)]
+    run = vs_trl_ours.Ours(policy, rows, batch=2, budget=64)
+    losses = getattr(run, task)()
+    assert len(losses) == 2
+    assert all(0 < loss < 20 for loss in losses)
+    if task == "sft":  # four rows of 5 tokens, of which 2 are trained
+        assert (run.computed, run.scored) == (20, 8)
+
+
+def test_the_hottest_operators(folder: str, tmp_path: Path) -> None:
+    hot.run(options(hot, tmp_path, "--model", folder, "--rows", "2", "--new", "3", "--length", "16"))
+    tables = written(tmp_path, "hot")["values"].values()
+    assert len(tables) == 2
+    for rows in tables:
+        assert 0 < sum(share for _, share, _ in rows) <= 1 + 1e-9
+        assert any("mm" in name or "linear" in name for name, _, _ in rows)
 
 
 def test_both_kinds_of_tools_sample_the_same_number_of_tokens(folder: str, tmp_path: Path) -> None:
