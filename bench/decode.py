@@ -207,7 +207,6 @@ def ragged(bench: Bench, what: str) -> dict[str, list[float]]:
 def roofline(bench: Bench, size: int) -> dict[str, float]:
     """Shares of the bound for prefill and for a steady decode step, and what they were computed from."""
     import torch
-    from decode_sides import Work
     from roofline import Cost, Roof, measure_roof
 
     o = bench.options
@@ -217,12 +216,9 @@ def roofline(bench: Bench, size: int) -> dict[str, float]:
     cost = Cost.of(side.model, dtype)
     length, steps = 64, o.new
     prompts = make_prompts(bench.tokenizer, [length] * size, seed=1)
-    first, both = [], []
-    for _ in range(o.repeats):
-        first.append(side.run(Work(prompts, 1))[0])
-        both.append(side.run(Work(prompts, 1 + steps))[0])
-    prefill = statistics.median(first)
-    step = (statistics.median(both) - prefill) / steps
+    both = [side.prefill_and_steps(prompts, steps) for _ in range(o.repeats)]
+    prefill = statistics.median(first for first, _ in both)
+    step = statistics.median(rest for _, rest in both) / steps
     bound = roof.seconds(*cost.decode_step(size, length + steps / 2))
     return {
         "decode": bound / step,

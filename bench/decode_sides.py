@@ -94,6 +94,29 @@ class Ours:
         asked = zip(work.expanded, work.counts, strict=True)
         return await asyncio.gather(*(one(ids, count, i) for i, (ids, count) in enumerate(asked)))
 
+    def prefill_and_steps(self, prompts: Sequence[Ids], steps: int) -> tuple[float, float]:
+        """Seconds of the prompts with one token each, and then of `steps` more, by sessions that stay open:
+        prompts that are computed among the first steps of others would blur the two."""
+        self.engine.drop_prefixes()
+        return self.runner.run(self._two_turns(prompts, steps))
+
+    async def _two_turns(self, prompts: Sequence[Ids], steps: int) -> tuple[float, float]:
+        with contextlib.ExitStack() as stack:
+            sessions = [stack.enter_context(self.engine.session(f"{i:06d}")) for i in range(len(prompts))]
+            times, histories = [], [list(ids) for ids in prompts]
+            for turn, count in enumerate((1, steps)):
+                wait(self.device)
+                began = time.perf_counter()
+                asked = [
+                    session.generate(ids, Sampling(1.0, count, (), 1000 * turn + i))
+                    for i, (session, ids) in enumerate(zip(sessions, histories))
+                ]
+                made = await asyncio.gather(*asked)
+                wait(self.device)
+                times.append(time.perf_counter() - began)
+                histories = [[*ids, *m.token_ids] for ids, m in zip(histories, made)]
+        return times[0], times[1]
+
     def close(self) -> None:
         self.runner.run(self.engine.close())
         self.runner.close()

@@ -38,11 +38,11 @@ def hottest(work: Callable[[], Any]) -> list[tuple[str, float, int]]:
 
 
 def decode(options: argparse.Namespace, tokenizer: Any) -> list[tuple[str, float, int]]:
-    """A steady decode: the prompts are in the prefix cache before."""
+    """Decoding, with the prompts' prefill."""
     side = Ours(load(model_folder(options.model), options.dtype))
     prompts = make_prompts(tokenizer, [64] * options.rows)
     side.run(Work(prompts, 2))
-    found = hottest(lambda: side.run(Work(prompts, options.new), keep=True))
+    found = hottest(lambda: side.run(Work(prompts, options.new)))
     side.close()
     return found
 
