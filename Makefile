@@ -29,6 +29,11 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
+# About 35 minutes; the peers are optional: STEPLADDER_TRL and STEPLADDER_VLLM name their Pythons
+# (bench/make_trl_env.sh, bench/make_vllm_env.sh). BENCH: options of bench/speed.py.
+bench: install
+	$(BIN)/python bench/speed.py $(BENCH)
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -66,15 +66,17 @@ def report(
     rows: Sequence[Row],
     losses: Sequence[float],
     seconds: float,
-    imports_mb: float,
+    peak_mb: float,
     state_mb: float,
+    **more: float,
 ) -> None:
-    """`state_mb`: weights (all copies), gradients and optimiser state; `imports_mb`: before the model."""
-    peak = resident_mb() - imports_mb
+    """`peak_mb`: above what the imports took; `state_mb`: weights (all copies), gradients, moments."""
     result = {
         "losses": list(losses),
         "tokens_per_second": data_tokens(args.task, rows) / seconds,
-        "peak_mb": peak,
-        "activation_mb": peak - state_mb,
+        "peak_mb": peak_mb,
+        "state_mb": state_mb,
+        "activation_mb": peak_mb - state_mb,
+        **more,
     }
     args.out.write_text(json.dumps(result), encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from roofline import Cost, measure_roof
 from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
 
 from stepladder.policies.heads import ScoredModel
@@ -37,6 +38,7 @@ class Ours:
 
     def __init__(self, policy: Policy, rows: Sequence[Row], batch: int, budget: int) -> None:
         self.policy, self.rows, self.batch, self.budget = policy, rows, batch, budget
+        self.computed = self.scored = 0.0
 
     def batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
         return [items[i : i + self.batch] for i in range(0, len(items), self.batch)]
@@ -44,10 +46,13 @@ class Ours:
     def sft(self) -> list[float]:
         optimizer = MasterOptimizer(self.policy.trainable())
         samples = [sample(r["prompt"], r["chosen"], str(i)) for i, r in enumerate(self.rows)]
-        return [
-            sft_update(self.policy, optimizer, part, learning_rate=RATE, token_budget=self.budget)["loss"]
-            for part in self.batches(samples)
-        ]
+        losses = []
+        for part in self.batches(samples):
+            got = sft_update(self.policy, optimizer, part, learning_rate=RATE, token_budget=self.budget)
+            losses.append(got["loss"])
+            self.computed += got["tokens_computed"]
+            self.scored += sum(s.num_trained for s in part)
+        return losses
 
     def dpo(self) -> list[float]:
         pairs = [
@@ -107,7 +112,8 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     rows = read(args.data)
     imports = resident_mb()
-    dtype = "float32" if args.mode == "agree" else "bfloat16"
+    exact = args.mode == "agree"
+    dtype = "float32" if exact else "bfloat16"
     policy = Policy(*load_model(args.model, dtype=dtype, device="cpu"))
     run = Ours(policy, rows, args.batch, args.budget)
     began = time.perf_counter()
@@ -116,7 +122,17 @@ def main() -> None:
     count = sum(p.numel() for p in policy.trainable().values())
     # masters, two moments and gradients in float32; in bf16 the weights that compute besides
     state = count * (16 if dtype == "float32" else 18) / 1e6
-    report(args, rows, losses, seconds, imports, state)
+    peak = resident_mb() - imports
+    report(args, rows, losses, seconds, peak, state, **({} if exact else utilisation(run, seconds)))
+
+
+def utilisation(run: Ours, seconds: float) -> dict[str, float]:
+    """Share of the measured bf16 matrix peak that the model's own arithmetic reached."""
+    if not run.computed:
+        return {}
+    roof = measure_roof("cpu", torch.bfloat16)
+    flops = Cost.of(run.policy.lm, torch.bfloat16).train(run.computed, run.scored)
+    return {"mfu": flops / seconds / roof.peak, "peak_gflops": roof.peak / 1e9}
 
 
 if __name__ == "__main__":

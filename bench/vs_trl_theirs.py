@@ -143,7 +143,8 @@ def main() -> None:
     copies = (
         4 if args.task in ("sft", "reward") else 5
     )  # weights, gradients, two moments, and a reference model
-    report(args, rows, losses.values, seconds, imports, count * 4 * copies / 1e6)
+    peak = resident_mb() - imports
+    report(args, rows, losses.values, seconds, peak, count * 4 * copies / 1e6)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What vLLM says beside our policy and transformers, on SmolLM2-135M-Instruct: docs/proofs/vllm.txt.
 
-    python bench/vllm.py VLLM_PYTHON [float32|bfloat16] ['{"enforce_eager": true}']
+    python bench/vllm_proof.py VLLM_PYTHON [float32|bfloat16] ['{"enforce_eager": true}']
 
 Greedy ids, log-probabilities of sampled tokens at temperature 0.7, seeds, and a weight reload.
 """
