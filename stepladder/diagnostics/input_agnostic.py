@@ -44,7 +44,7 @@ class TemplateCollapse(Detector):
         surprisal = self.smooth["surprisal"]
         if asked.value is None or (asked.peak or 0.0) < self.floor or asked.of_peak >= 0.5:
             return None
-        if surprisal.of_peak < 0.5:
+        if surprisal.of_peak < 0.7:  # a policy that settles loses both: a random one, as soon as it learns
             return None
         name = "prompt_information" if asked is information else "prompt_retrieval"
         return {
