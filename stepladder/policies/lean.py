@@ -33,7 +33,8 @@ class _RmsNorm(torch.autograd.Function):
         wide = x.to(torch.float32)
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
-        return weight * (wide * scale).to(x.dtype)
+        normal = wide * scale if wide is x else wide.mul_(scale).to(x.dtype)
+        return weight * normal
 
     @staticmethod
     @once_differentiable

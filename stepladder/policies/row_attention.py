@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from stepladder.data.batching import Block
 
-STRETCH = 64  # queries
+STRETCH = 96  # queries
 SHORT = 32  # a stretch of so many ends where its block does
 PAIRS = 2**18  # of a stretch, at most: scores are made for all heads at once
 ROUND = 32  # columns: matrix kernels are compiled for each shape that they meet

@@ -90,8 +90,9 @@ def test_values_and_gradients_are_those_of_sdpa(
         torch.testing.assert_close(own, wanted)
 
 
-def test_pairs_that_no_query_of_a_stretch_needs_are_not_computed() -> None:
+def test_pairs_that_no_query_of_a_stretch_needs_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two siblings of 64 after a prompt of 64: the second one's queries meet 128 tokens, not 192."""
+    monkeypatch.setattr(cpu, "STRETCH", 64)
     own = np.tril(np.ones((192, 192), dtype=bool))
     own[128:, 64:128] = False
     parts = cpu.stretches([Block(0, 192, own)], 0, 192)
@@ -103,7 +104,8 @@ def test_pairs_that_no_query_of_a_stretch_needs_are_not_computed() -> None:
     assert [p.first for p in parts] == [1, 65, 65]  # what all queries see needs nothing added
 
 
-def test_short_blocks_share_a_stretch_and_long_ones_end_theirs() -> None:
+def test_short_blocks_share_a_stretch_and_long_ones_end_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "STRETCH", 64)
     blocks = [Block(0, 10, None), Block(10, 20, None), Block(20, 60, None), Block(60, 160, None)]
     parts = cpu.stretches(blocks, 0, 160)
     assert [(p.start, p.end) for p in parts] == [(0, 60), (60, 124), (124, 160)]
