@@ -67,8 +67,8 @@ def packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if layout.stretches:
-        rows = (t[0].transpose(0, 1) for t in (query, key, value))
-        return row_attention(*rows, layout.stretches, scale)[None], None
+        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+        return row_attention(q, k, v, layout.stretches, scale)[None], None
     return _by_blocks(query, key, value, layout, scale).transpose(1, 2), None
 
 

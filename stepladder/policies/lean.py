@@ -150,11 +150,11 @@ def lean_layers(model: nn.Module) -> int:
         if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
             module.forward = MethodType(_embedding_forward, module)  # type: ignore[method-assign]
         if looks_alike(module):
-            key = (type(module), module.head_dim, module.scaling)
-            if key not in verdicts:
-                verdicts[key] = stays_equal(module)
-            if verdicts[key]:
-                module.forward = MethodType(attention_forward, module)  # type: ignore[method-assign]
+            kind = (type(module), module.head_dim, module.scaling)
+            if kind not in verdicts:
+                verdicts[kind] = stays_equal(module)
+            if verdicts[kind]:
+                module.forward = MethodType(attention_forward, module)
                 replaced += 1
             continue
         found = _candidate(module)

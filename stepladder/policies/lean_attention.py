@@ -82,7 +82,8 @@ def looks_alike(module: Any) -> bool:
     if not isinstance(module, nn.Module) or not all(hasattr(module, name) for name in parts):
         return False
     on_cpu = all(p.device.type == "cpu" for p in module.parameters())
-    return module.config._attn_implementation == NAME and on_cpu
+    config: Any = module.config
+    return config._attn_implementation == NAME and on_cpu
 
 
 @torch.no_grad()
@@ -95,7 +96,7 @@ def stays_equal(module: Any) -> bool:
     angles = torch.randn(1, n, module.head_dim // 2, generator=generator).repeat(1, 1, 2)
     tables = tuple(table.to(weight.dtype) for table in (angles.cos(), angles.sin()))
     row = Layout(stretches=tuple(stretches([Block(0, n, None)], 0, n)))
-    inputs = {"position_embeddings": tables, "attention_mask": None, "layout": row}
+    inputs: dict[str, Any] = {"position_embeddings": tables, "attention_mask": None, "layout": row}
     try:
         wanted = type(module).forward(module, hidden_states=x, **inputs)[0]
         return torch.equal(attention_forward(module, x, **inputs)[0], wanted)

@@ -111,12 +111,12 @@ def _mark(seen: NDArray[np.bool_], start: int, end: int, block: Block, prefix: i
 
 
 def _stretch(seen: NDArray[np.bool_], start: int, end: int) -> Stretch:
-    needed = seen.any(0)
+    needed: NDArray[np.bool_] = np.asarray(seen.any(0))
     missing = -int(needed.sum()) % ROUND
     if missing:  # fill up with columns that nobody sees, next to those that are
         free = np.flatnonzero(~needed)
         free = np.concatenate([free[free >= end][::-1], free[free < end]])
-        needed[free[len(free) - min(missing, len(free)) :]] = True
+        np.put(needed, free[len(free) - min(missing, len(free)) :], True)
     columns = np.flatnonzero(needed)
     runs = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)
     seen = seen[:, columns]
