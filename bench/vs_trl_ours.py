@@ -86,6 +86,7 @@ class Ours:
         ]
 
     def reward(self) -> list[float]:
+        self.policy.recompute_layers()  # as trl does: without logits, activations are what memory goes to
         model = ScoredModel(self.policy)
         optimizer = MasterOptimizer(model.trainable())
         rows = []

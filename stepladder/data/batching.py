@@ -109,19 +109,23 @@ def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
     return len(first)
 
 
-def pack(samples: Sequence[TrainingSample], *, share_prefixes: bool = True) -> PackedBatch:
+def pack(
+    samples: Sequence[TrainingSample], *, share_prefixes: bool = True, scored_only: bool = False
+) -> PackedBatch:
     """Lay `samples` out in one row; every token whose mask is True gets a (source, target) pair.
 
     Samples of one `group_id` form a block; with `share_prefixes=False` each sample is its own block.
+    `scored_only` leaves out what no score depends on: the last trained token of a sample, which is predicted
+    and predicts nothing, and all after it. `rows` ends there too.
     """
     if not samples:
         raise ValueError("pack() needs at least one sample; got none")
+    taken = [s.token_ids[: _needed(s.mask)] if scored_only else s.token_ids for s in samples]
     keys = [s.group_id if share_prefixes else str(i) for i, s in enumerate(samples)]
     order = list(dict.fromkeys(keys))
     prefix = 0
     if share_prefixes and len(order) > 1:
-        shortest = min(len(s.token_ids) for s in samples)
-        prefix = min(common_prefix([s.token_ids for s in samples]), shortest - 1)
+        prefix = min(common_prefix(taken), min(len(ids) for ids in taken) - 1)
         prefix = prefix if prefix >= 8 else 0  # too short to pay for the extra columns
 
     tokens = list(samples[0].token_ids[:prefix])
@@ -130,36 +134,38 @@ def pack(samples: Sequence[TrainingSample], *, share_prefixes: bool = True) -> P
     rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(samples)
     for key in order:
         trie, start = _Trie(), len(tokens)
-        for b, sample in enumerate(samples):
+        for b, token_ids in enumerate(taken):
             if keys[b] == key:
-                path = trie.insert(sample.token_ids[prefix:])
+                path = trie.insert(token_ids[prefix:])
                 rows[b] = np.concatenate([np.arange(prefix), np.asarray(path, np.int64) + start])
         tokens += trie.tokens
         positions += [depth + prefix for depth in trie.depths]
         blocks.append(Block(start, len(tokens), trie.mask(prefix)))
 
-    scored: dict[int, int] = {}  # row index of a scored token -> u
-    sources: list[int] = []
+    scored: dict[tuple[int, int], int] = {}  # (source's row index, target) -> u
     places = []
     for row, sample in zip(rows, samples):
         at = np.flatnonzero(np.asarray(sample.mask, dtype=bool))
-        for t in at:
-            target = int(row[t])
-            if target not in scored:
-                scored[target] = len(sources)
-                sources.append(int(row[t - 1]))
-        places.append((at.astype(np.int64), np.asarray([scored[int(row[t])] for t in at], np.int64)))
-    ids = np.asarray(tokens, np.int64)
+        pairs = [(int(row[t - 1]), sample.token_ids[t]) for t in at]
+        units = [scored.setdefault(pair, len(scored)) for pair in pairs]
+        places.append((at.astype(np.int64), np.asarray(units, np.int64)))
+    pairs_found = np.asarray(list(scored), np.int64).reshape(-1, 2)
     return PackedBatch(
-        token_ids=ids,
+        token_ids=np.asarray(tokens, np.int64),
         position_ids=np.asarray(positions, np.int64),
         prefix=prefix,
         blocks=tuple(blocks),
-        sources=np.asarray(sources, np.int64),
-        targets=ids[np.fromiter(scored, np.int64, len(scored))],
+        sources=pairs_found[:, 0],
+        targets=pairs_found[:, 1],
         places=tuple(places),
         rows=tuple(rows),
     )
+
+
+def _needed(mask: Sequence[bool]) -> int:
+    """How many leading tokens the scores of a sample depend on; one at least, so that no row is empty."""
+    last = max((t for t, trained in enumerate(mask) if trained), default=0)
+    return max(last, 1)
 
 
 def micro_batches(samples: Sequence[TrainingSample], token_budget: int) -> list[list[int]]:

@@ -56,7 +56,8 @@ class Micro:
     graphs: int = 1
     head: Literal["none", "frozen", "trained"] = "trained"
     first: bool = False
-    block: int = 0  # tokens of a group that shares prefixes: its mask is a square
+    recompute: bool = False  # layers keep their inputs alone, and one at a time the rest
+    block: int = 0  # tokens of a group that shares prefixes: its mask is a square, but on a CPU
 
 
 def weights_part(name: str, shape: Shape, width: int, extra: int = 0) -> Part:
@@ -83,12 +84,15 @@ def update_parts(model: Trained, micro: Micro) -> list[Part]:
     back a layer's activations as it writes its gradients, so the larger of the two counts.
     """
     shape, width, n = model.shape, model.width, model.trainable
-    layer = saved_bytes(shape, width)
-    kept = micro.tokens * micro.graphs * (layer * shape.layers + 2 * FLOAT * shape.hidden)
+    layer, again = saved_bytes(shape, width), 0
+    if micro.recompute:
+        layer, again = width * shape.hidden, layer
+    kept = micro.tokens * micro.graphs * (layer * shape.layers + again + 2 * FLOAT * shape.hidden)
     activations = Part(
         "activations of a micro-batch",
         kept,
         f"{micro.tokens:,} tokens × {shape.layers} layers × {layer:,} bytes"
+        + (f", {again:,} of one" if again else "")
         + (f" × {micro.graphs} graphs" if micro.graphs > 1 else ""),
         "update",
     )

@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from stepladder.policies.lean_attention import attention_forward, looks_alike, stays_equal
+
 
 class _RmsNorm(torch.autograd.Function):
     """w · x/√(mean x² + ε), the division in float32 and rounded before the product, as transformers does."""
@@ -31,7 +33,8 @@ class _RmsNorm(torch.autograd.Function):
         wide = x.to(torch.float32)
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
-        return weight * (wide * scale).to(x.dtype)
+        normal = wide * scale if wide is x else wide.mul_(scale).to(x.dtype)
+        return weight * normal
 
     @staticmethod
     @once_differentiable
@@ -146,6 +149,14 @@ def lean_layers(model: nn.Module) -> int:
     for module in model.modules():
         if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
             module.forward = MethodType(_embedding_forward, module)  # type: ignore[method-assign]
+        if looks_alike(module):
+            kind = (type(module), module.head_dim, module.scaling)
+            if kind not in verdicts:
+                verdicts[kind] = stays_equal(module)
+            if verdicts[kind]:
+                module.forward = MethodType(attention_forward, module)
+                replaced += 1
+            continue
         found = _candidate(module)
         if found is None:
             continue

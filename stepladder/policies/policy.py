@@ -156,7 +156,7 @@ class Policy:
     def _packed(
         self, samples: Sequence[TrainingSample], temperature: float, entropy_gradient: bool
     ) -> Scores:
-        packed = pack(samples)
+        packed = pack(samples, scored_only=True)
         device = self.device
         hidden = self._packed_hidden(packed)
         scores, entropy = self._head(

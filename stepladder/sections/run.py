@@ -64,6 +64,11 @@ class ModelSection(Section):
         "auto", description="cpu, cuda, cuda:N or mps; auto: the first of cuda, mps, cpu that is there"
     )
     train_embeddings: bool = Field(True, description="false saves a third of a small model's update")
+    recompute_layers: bool = Field(
+        False,
+        description="activation checkpointing: an update keeps the inputs of layers alone and computes the "
+        "rest again, which takes about a quarter longer",
+    )
     lora: LoraSection | None = Field(
         None, description="a section of its own, [model.lora]; without it all weights are trained"
     )

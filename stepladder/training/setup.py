@@ -115,6 +115,8 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             policy = _with_lora(policy, recipe)
         elif not recipe.model.train_embeddings:
             policy.freeze_embeddings()
+        if recipe.model.recompute_layers:
+            policy.recompute_layers()
         if isinstance(recipe, Recipe) and recipe.distillation is not None:
             check_teacher(recipe.distillation, policy.tokenizer)
         renderer = make_renderer(policy)

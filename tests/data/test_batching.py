@@ -155,6 +155,20 @@ def test_a_sample_that_is_the_prefix_of_another() -> None:
     assert sorted(packed.targets.tolist()) == [6, 7, 8]
 
 
+def test_tokens_that_no_score_depends_on_are_left_out() -> None:
+    """5 6 [7] 8 9: what predicts 7 is 6, so 7 and all after it are not computed. Of 5 6 [7] [8] in the same
+    group 7 is needed after all. A sample without trained tokens keeps one, for a row must have some."""
+    cut = sample([5, 6, 7, 8, 9], 2, mask=[False, False, True, False, False], trajectory="a", group="a")
+    packed = pack([cut], scored_only=True)
+    assert packed.token_ids.tolist() == [5, 6]
+    assert (packed.sources.tolist(), packed.targets.tolist()) == ([1], [7])
+    both = pack([cut, sample([5, 6, 7, 8], 2, trajectory="b", group="a")], scored_only=True)
+    assert both.token_ids.tolist() == [5, 6, 7]
+    assert sorted(zip(both.sources.tolist(), both.targets.tolist(), strict=True)) == [(1, 7), (2, 8)]
+    assert pack([cut]).num_tokens == 5
+    assert pack([sample([5, 6, 7], 3)], scored_only=True).num_tokens == 1
+
+
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=5))
 def test_common_prefix(sequences: list[list[int]]) -> None:
     n = common_prefix(sequences)

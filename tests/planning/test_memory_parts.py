@@ -67,6 +67,13 @@ def test_a_critic_on_the_same_trunk_keeps_two_passes() -> None:
     assert two[name] == 2 * one[name]
 
 
+def test_recomputed_layers_keep_their_inputs_and_one_of_them_all() -> None:
+    """512 tokens of 30 layers · 576 · 4 bytes, 27,648 of one layer, and the last states twice in float32."""
+    model = Trained(name="p", shape=SHAPE, width=4, trainable=ALL)
+    got = sizes(update_parts(model, Micro(tokens=4096, head="none", recompute=True)))
+    assert got["activations of a micro-batch"] == 4096 * (30 * 576 * 4 + 27_648 + 8 * 576)
+
+
 def test_masks_grow_with_the_block() -> None:
     """A boolean mask becomes numbers of the compute type in each layer: 400 · 512 · 30 · 4 bytes."""
     model = Trained(name="p", shape=SHAPE, width=4, trainable=ALL)

@@ -7,13 +7,10 @@ import copy
 import pytest
 import torch
 from engine_models import tiny
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from spine import random_samples, tiny_policy
 from torch import nn
 
 from stepladder.objectives import logprobs
-from stepladder.policies import attention
 from stepladder.policies.lean import lean_layers, recompute_layers
 from stepladder.policies.optimizer import MasterOptimizer
 
@@ -99,38 +96,6 @@ def test_an_adapter_on_the_last_projection_is_used() -> None:
     once = mlp(x)
     mlp.down_proj.__class__ = Twice
     torch.testing.assert_close(mlp(x), 2 * once)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(
-    seed=st.integers(0, 10**6),
-    n=st.integers(1, 9),
-    before=st.integers(0, 4),
-    kv=st.sampled_from([1, 2]),
-    group=st.integers(1, 3),
-    rows=st.integers(1, 9),
-    masked=st.booleans(),
-)
-def test_attention_has_the_gradients_of_sdpa(
-    seed: int, n: int, before: int, kv: int, group: int, rows: int, masked: bool
-) -> None:
-    """Any mask in which each query sees itself, any cut of the queries; causal where there is no mask."""
-    g = torch.Generator().manual_seed(seed)
-    m = n + before if masked else n
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
-    q, grad = draw(1, kv * group, n, 4), draw(1, kv * group, n, 4)
-    k, v = draw(1, kv, m, 4), draw(1, kv, m, 4)
-    mask = None
-    if masked:
-        mask = torch.rand(n, m, generator=g) < 0.5
-        mask |= torch.eye(n, m, dtype=torch.bool).roll(before, 1)
-    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
-    attention._sdpa(*leaves, mask, 0.4).backward(grad)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SCORE_BYTES", rows * 4 * kv * group * m)
-        ours = attention._attention_gradients(q, k, v, mask, 0.4, grad)
-    for mine, leaf in zip(ours, leaves, strict=True):
-        torch.testing.assert_close(mine, leaf.grad)
 
 
 @pytest.mark.parametrize("kept_bytes", [0, logprobs.KEPT_BYTES])

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from spine import SIZES, alone, gradients, random_samples, sample, tiny_policy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from stepladder.data.batching import Block
 from stepladder.data.tiny_tokenizer import tiny_tokenizer
 from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
@@ -35,8 +36,10 @@ def test_a_layout_that_is_wrong_for_the_model_is_not_used(
     """The probe measures: with an attention that ignores the blocks, the packed layout is refused."""
     from stepladder.policies import attention
 
-    honest = attention._attend
-    monkeypatch.setattr(attention, "_attend", lambda q, k, v, mask, scaling: honest(q, k, v, None, scaling))
+    honest = attention.stretches
+    monkeypatch.setattr(
+        attention, "stretches", lambda blocks, prefix, length: honest([Block(0, length, None)], 0, length)
+    )
     with caplog.at_level(logging.WARNING, "stepladder"):
         assert tiny_policy("llama").mode == "padded"
     assert "the packed layout is off by" in caplog.text

@@ -47,12 +47,11 @@ class SmallMachine:
     def __init__(self, limit: int, error: Callable[[], BaseException] = lambda: RuntimeError(CPU)) -> None:
         self.limit, self.error, self.failures = limit, error, 0
 
-    def pack(self, samples: Sequence[TrainingSample]) -> PackedBatch:
-        packed = pack(samples)
-        if torch.is_grad_enabled() and packed.num_tokens > self.limit:
+    def pack(self, samples: Sequence[TrainingSample], **how: bool) -> PackedBatch:
+        if torch.is_grad_enabled() and pack(samples).num_tokens > self.limit:
             self.failures += 1
             raise self.error()
-        return packed
+        return pack(samples, **how)
 
 
 class Kept(MasterOptimizer):
@@ -254,10 +253,10 @@ def test_a_trajectory_too_long_for_the_memory_is_made_with_recomputed_layers(
     wanted = gradients_of(policy, samples)
     honest = policy_module.pack
 
-    def fails_once(some: Sequence[TrainingSample]) -> PackedBatch:
+    def fails_once(some: Sequence[TrainingSample], **how: bool) -> PackedBatch:
         if torch.is_grad_enabled() and not memory.recomputing:
             raise RuntimeError(CPU)
-        return honest(some)
+        return honest(some, **how)
 
     monkeypatch.setattr(policy_module, "pack", fails_once)
     said: list[str] = []

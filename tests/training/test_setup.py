@@ -27,6 +27,14 @@ def test_a_deadline_among_the_environments_options_names_the_right_key(tmp_path:
         setup.prepare(recipe)
 
 
+def test_layers_are_recomputed_where_the_recipe_says_so(tmp_path: Path) -> None:
+    for asked, wanted in (("true", True), ("false", False)):
+        recipe = digit_recipe(tmp_path, "run", f"model.recompute_layers={asked}")
+        policy = setup.prepare(recipe).policy
+        assert ("forward" in vars(policy.lm.model.layers[0])) is wanted
+        assert policy.recompute_layers() is not wanted  # what is on already is not turned on again
+
+
 @pytest.mark.parametrize("asked", ["auto", "float32"])
 def test_a_run_records_the_device_and_type_it_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str

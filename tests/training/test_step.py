@@ -186,7 +186,7 @@ def test_another_precision_is_judged_by_its_mean() -> None:
 def _garble(policy: Policy, samples: Sequence[TrainingSample]) -> torch.utils.hooks.RemovableHandle:
     """From now on the model says something else wherever the next token was not sampled by the policy."""
     if policy.mode == "packed":
-        packed = pack(samples)
+        packed = pack(samples, scored_only=True)
         keep = torch.zeros(1, packed.num_tokens, dtype=torch.bool)
         keep[0, torch.from_numpy(packed.sources)] = True
     else:
@@ -272,11 +272,11 @@ def test_sft_of_one_and_nine_tokens_in_one_or_two_pieces(policy: Policy) -> None
     for budget in (100, 10):
         losses.append(sft_update(policy, optimizer, [short, long], learning_rate=1.0, token_budget=budget))
         seen.append(optimizer.seen)
-    close(seen[0], seen[1], 1e-6)
+    close(seen[0], seen[1], 3e-6)
     assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-6)
     assert losses[0]["nll"] == pytest.approx(losses[1]["nll"], rel=1e-6)
     (-(alone(policy, short).sum() + alone(policy, long).sum()) / 10).backward()
-    close(seen[0], gradients(policy), 1e-6)
+    close(seen[0], gradients(policy), 3e-6)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo"])
@@ -340,6 +340,29 @@ def test_a_group_without_a_signal_stays_in_the_denominator(setting: Setting) -> 
     alone_ = setting.optimizer.seen
     setting.update(make_batch([live, dead], GRPO))
     close({n: g / 2 for n, g in alone_.items()}, setting.optimizer.seen, 1e-6)
+
+
+def test_what_has_no_signal_and_what_has_no_weight_is_not_computed(setting: Setting) -> None:
+    """Counted: a dead group adds no token to the work of the live one, nor does a tail nobody trains."""
+    first, second, _ = setting.play()
+    live, dead = rewarded(first, 1.0, 0.0, 0.0, 1.0), rewarded(second, 0.5, 0.5, 0.5, 0.5)
+    one = make_batch([live], GRPO)
+    wanted = setting.update(one)["tokens_computed"]
+    longest = max(len(s.token_ids) for s in one.samples)
+    assert 0 < wanted < sum(len(s.token_ids) for s in one.samples)
+    assert setting.update(make_batch([live, dead], GRPO))["tokens_computed"] == wanted
+    tailed = make_batch([live, dead], GRPO)
+    tailed.samples = [
+        dataclasses.replace(
+            s,
+            token_ids=(*s.token_ids, *(9,) * longest),
+            mask=(*s.mask, *(False,) * longest),
+            behaviour_logprobs=(*s.behaviour_logprobs, *(0.0,) * longest),
+            turn_ids=(*s.turn_ids, *(-1,) * longest),
+        )
+        for s in tailed.samples
+    ]
+    assert setting.update(tailed)["tokens_computed"] == wanted
 
 
 def test_ratio_one_is_measured_even_when_nothing_is_learned(setting: Setting) -> None:
