@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens from hidden states, without the [B, T, V] tensor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,7 +86,8 @@ def chunked_logprobs(
             )
     if bias is not None and bias.device.type == "cpu":
         require_all_finite(bias=bias.detach())
-    settings = (float(temperature), int(chunk), soft_cap, differentiable_entropy)
+    pieces = max(1, -(-len(targets) // int(chunk)))
+    settings = (float(temperature), -(-len(targets) // pieces) or 1, soft_cap, differentiable_entropy)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLogprobs.apply
     logprobs, entropy = apply(hidden, head_weight, bias, targets, settings)
     return logprobs, entropy
@@ -102,35 +103,72 @@ class _Room:
     """Buffers for one chunk, used again for every chunk: fresh pages cost as much as a pass over them."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype, rows: int) -> None:
-        shape = (min(rows, len(hidden)), len(weight))
         # CUDA multiplies halves with float32 results by itself; elsewhere the head is cast, block by block.
         self.direct = hidden.device.type == "cuda" and hidden.dtype == weight.dtype != dtype
-        self.z = None if self.direct else torch.empty(shape, dtype=dtype, device=weight.device)
-        size = 0 if self.direct or weight.dtype == dtype else min(BLOCK_ROWS, len(weight))
-        self.block = torch.empty(size, weight.shape[1], dtype=dtype, device=weight.device)
+        self.cast = not self.direct and weight.dtype != dtype
+        self.shape, self.dtype = (min(rows, len(hidden)), len(weight)), dtype
+        self.z: Tensor | None = None
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
         """z/T [rows, V] in the working dtype."""
-        z = self._product(hidden, weight)
-        if bias is not None:
-            z += bias.to(z.dtype)
-        temperature, _, soft_cap, _ = settings
-        if soft_cap is not None:
-            z.div_(soft_cap).tanh_().mul_(soft_cap)
-        return z if temperature == 1.0 else z.div_(temperature)
+        if self.direct:
+            z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        else:
+            if self.z is None:
+                self.z = torch.empty(self.shape, dtype=self.dtype, device=weight.device)
+            z = self.z[: len(hidden)]
+            wide = hidden.to(z.dtype)
+            for start, block in self.blocks(weight):
+                torch.mm(wide, block.t(), out=z[:, start : start + len(block)])
+        return _finished(z, bias, settings)
 
-    def _product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        if self.z is None:
-            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-        z = self.z[: len(hidden)]
-        wide = hidden.to(z.dtype)
-        if not len(self.block):
-            return torch.mm(wide, weight.t(), out=z)
-        for start in range(0, len(weight), len(self.block)):
-            part = weight[start : start + len(self.block)]
-            block = self.block[: len(part)].copy_(part)
-            torch.mm(wide, block.t(), out=z[:, start : start + len(part)])
-        return z
+    def blocks(self, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(its first row, some rows of the head in the working dtype), until all rows were there."""
+        if not self.cast:
+            yield 0, weight
+            return
+        room = torch.empty(min(BLOCK_ROWS, len(weight)), weight.shape[1], dtype=self.dtype)
+        for start in range(0, len(weight), BLOCK_ROWS):
+            part = weight[start : start + BLOCK_ROWS]
+            yield start, room[: len(part)].copy_(part)
+
+
+def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
+    """From h·Wᵀ, in place: + b, capped, over the temperature."""
+    if bias is not None:
+        z += bias.to(z.dtype)
+    temperature, _, soft_cap, _ = settings
+    if soft_cap is not None:
+        z.div_(soft_cap).tanh_().mul_(soft_cap)
+    return z if temperature == 1.0 else z.div_(temperature)
+
+
+def _sums_by_block(
+    room: _Room, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(top, Σ_v e^(z − top), Σ_v e^(z − top)·(z − top), z of the target − top), each [N], for a head that is
+    cast: each block is cast once for all rows, and no more than its logits exist at a time.
+
+    When a block brings a larger top t', sums over what came before are moved: with c = e^(t − t'), s becomes
+    c·s and a becomes c·(a + s·(t − t')).
+    """
+    wide = hidden.to(room.dtype)
+    top = torch.full_like(wide[:, 0], float("-inf"))
+    total, along, chosen = torch.zeros_like(top), torch.zeros_like(top), torch.zeros_like(top)
+    for start, block in room.blocks(weight):
+        part = slice(start, start + len(block))
+        z = _finished(wide @ block.t(), None if bias is None else bias[part], settings)
+        inside = (targets >= start) & (targets < start + len(block))
+        mine = z.gather(-1, (targets - start).clamp(0, len(block) - 1).unsqueeze(-1)).squeeze(-1)
+        chosen = torch.where(inside, mine, chosen)
+        new = torch.maximum(top, z.amax(-1))
+        moved = torch.where(total > 0, top - new, 0.0)
+        shrink = moved.exp()
+        masses = z.sub_(new.unsqueeze(-1)).exp()
+        along = shrink * (along + total * moved) + torch.linalg.vecdot(masses, z)
+        total = shrink * total + masses.sum(-1)
+        top = new
+    return top, total, along, chosen - top
 
 
 def _sums(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,6 +205,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
         prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
+            if prepared is None and room.cast and count:
+                top, total, along, chosen = _sums_by_block(room, hidden, weight, bias, targets, settings)
+                log_total = total.log()
+                lse, logprobs, entropy = log_total + top, chosen - log_total, log_total - along / total
+                count = 0
             for start in range(0, count, settings[1]):
                 rows = slice(start, start + settings[1])
                 z = room.logits(hidden[rows], weight, bias, settings)

@@ -218,7 +218,7 @@ def test_template_collapse_needs_entropy_that_stays() -> None:
         m["surprisal"] *= 0.6**k
 
     def settling(k: int, m: dict[str, float]) -> None:
-        """Random weights that learn: what they say varies less, and depends less on accidents of the prompt."""
+        """Random weights that learn: text varies less, and depends less on accidents of the prompt."""
         m["prompt_information"] = m["prompt_retrieval"] = 0.4 * 0.93**k
         m["surprisal"] *= max(0.55, 0.93**k)
 

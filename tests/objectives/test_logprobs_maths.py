@@ -148,6 +148,33 @@ def test_half_precision_inputs_are_worked_in_float32(
     assert torch.allclose(slope.double(), exact_slopes[0].double(), atol=0.05)
 
 
+@quick
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 12),
+    temperature=st.floats(0.3, 2.0),
+    cap=st.sampled_from([None, 3.0]),
+    biased=st.booleans(),
+)
+def test_a_cast_head_is_summed_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, seed: int, rows: int, temperature: float, cap: float | None, biased: bool
+) -> None:
+    """Without gradients no row of all logits is made; the largest logit may come in any block."""
+    monkeypatch.setattr(module, "BLOCK_ROWS", rows)
+    hidden, head, bias, targets = (
+        t.bfloat16() if t.is_floating_point() else t for t in inputs(seed, vocabulary=40)
+    )
+    hidden = (hidden * 3).detach()
+    bias = bias * 5 if biased else bias * 0
+    with torch.no_grad():
+        got = chunked_logprobs(
+            hidden, head, targets, temperature=temperature, soft_cap=cap, bias=bias if biased else None
+        )
+        wanted = plain(hidden.double(), head.double(), bias.double(), targets, temperature, cap)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)
+
+
 def test_autocast_does_not_reach_inside() -> None:
     torch.manual_seed(0)
     hidden, head, targets = torch.randn(4, 8), torch.randn(9, 8), torch.randint(0, 9, (4,))
