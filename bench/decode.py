@@ -252,7 +252,8 @@ def run(options: argparse.Namespace) -> list[Target]:
         lines += [
             f"Tokens a second, ours and vllm in {options.dtype}; prompts of 40 to 80 tokens, {options.new} "
             f"new ones each, prefill included, medians of {options.repeats}. Tokens a row: decoded tokens "
-            "for each row computed (siblings that are still equal share one).",
+            "for each row computed (siblings that are still equal share one). vllm with prefix caching and "
+            f"{json.dumps({'enforce_eager': True} | options.vllm_options)}.",
             "",
             *table,
             "",

@@ -127,7 +127,8 @@ def run(options: argparse.Namespace) -> list[Target]:
                 f"medians of {options.repeats} interleaved runs, token_budget {' '.join(options.budget)}. "
                 "Tokens are those of the data (prompts of pairs counted twice), the reference pass is in "
                 "the time. Peak: resident memory above what the imports took. State: weights (all "
-                "copies), gradients and moments. Activations: the peak less the state.",
+                "copies), gradients and moments. Activations: the peak less the state. trl recomputes layers "
+                "in the backward pass, its default; ours does for the reward model alone.",
                 "",
                 *table,
             ]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepladder.engines.cache import SlotCache, bucketed
-from stepladder.engines.graphs import DecodeGraphs, capture
+from stepladder.engines.graphs import CudaRecorder, DecodeGraphs
 from stepladder.engines.packing import Linear, effective_weight, linear_class, why_not_linear
 from stepladder.engines.weights import WeightHash
 
@@ -111,7 +111,9 @@ class FusedForward:
         self.layers: list[Layer] = []
         self._taken: list[Tensor] = []
         self.hash = ""
-        self.graphs = DecodeGraphs(self, capture) if self.device.type == "cuda" else None
+        self.graphs: DecodeGraphs | None = None
+        if self.device.type == "cuda":
+            self.graphs = DecodeGraphs(self, CudaRecorder(self.device))
 
     def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
         """Tables [length, 1, head_dim] from the model's own module; sines signed for a half-swap."""

@@ -68,7 +68,7 @@ class Scheduler:
         self.forward.reserve(slot + 1, len(ids))
         logits = self.forward.run([ids], [0], slot, every=True)[:-1].float()
         self.forward.drop(slot)
-        targets = torch.tensor(ids[1:], device=logits.device)[:, None]
+        targets = torch.tensor(ids[1:], dtype=torch.long, device=logits.device)[:, None]
         return logits.log_softmax(-1).gather(1, targets)[:, 0].tolist()
 
     def outdate(self, *, recompute: bool) -> None:

@@ -87,13 +87,14 @@ def chunked_logprobs(
     if bias is not None and bias.device.type == "cpu":
         require_all_finite(bias=bias.detach())
     pieces = max(1, -(-len(targets) // int(chunk)))
-    settings = (float(temperature), -(-len(targets) // pieces) or 1, soft_cap, differentiable_entropy)
+    rows = -(-len(targets) // pieces) or 1
+    settings = (float(temperature), rows, soft_cap, differentiable_entropy, torch.is_grad_enabled())
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLogprobs.apply
     logprobs, entropy = apply(hidden, head_weight, bias, targets, settings)
     return logprobs, entropy
 
 
-_Settings = tuple[float, int, float | None, bool]
+_Settings = tuple[float, int, float | None, bool, bool]  # the last: are gradients wanted at all
 AddRows = Callable[[Tensor | slice, Tensor], None]
 KEPT_BYTES = 64 * 2**20  # of slopes kept from forward to backward: 680 tokens of a vocabulary of 49k in bf16
 BLOCK_ROWS = 1024  # of a half-precision head in float32 at a time: a few megabytes, which stay in the cache
@@ -127,7 +128,8 @@ class _Room:
         if not self.cast:
             yield 0, weight
             return
-        room = torch.empty(min(BLOCK_ROWS, len(weight)), weight.shape[1], dtype=self.dtype)
+        shape = min(BLOCK_ROWS, len(weight)), weight.shape[1]
+        room = torch.empty(shape, dtype=self.dtype, device=weight.device)
         for start in range(0, len(weight), BLOCK_ROWS):
             part = weight[start : start + BLOCK_ROWS]
             yield start, room[: len(part)].copy_(part)
@@ -137,7 +139,7 @@ def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
     """From h·Wᵀ, in place: + b, capped, over the temperature."""
     if bias is not None:
         z += bias.to(z.dtype)
-    temperature, _, soft_cap, _ = settings
+    temperature, _, soft_cap, _, _ = settings
     if soft_cap is not None:
         z.div_(soft_cap).tanh_().mul_(soft_cap)
     return z if temperature == 1.0 else z.div_(temperature)
@@ -183,7 +185,7 @@ def _sums(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _slopes(z: Tensor, targets: Tensor, lse: Tensor, top: Tensor, settings: _Settings) -> Tensor:
     """−T · d logp/d(h·Wᵀ + b) [rows, V], in place of z = capped logits / T − top."""
-    temperature, _, soft_cap, _ = settings
+    temperature, _, soft_cap, _, _ = settings
     # d(c·tanh(u/c))/du = 1 − (z·T/c)²
     cap_slope = None if soft_cap is None else 1 - ((z + top) * (temperature / soft_cap)) ** 2
     p = z.sub_(lse.unsqueeze(-1) - top).exp_()
@@ -205,13 +207,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
         prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            if prepared is None and room.cast and count:
-                top, total, along, chosen = _sums_by_block(room, hidden, weight, bias, targets, settings)
-                log_total = total.log()
-                lse, logprobs, entropy = log_total + top, chosen - log_total, log_total - along / total
-                count = 0
-            for start in range(0, count, settings[1]):
-                rows = slice(start, start + settings[1])
+            by_block = prepared is None and room.cast
+            # as many numbers at a time as `chunk` rows of logits have
+            step = settings[1] * max(1, len(weight) // BLOCK_ROWS if by_block else 1)
+            for start in range(0, count, step):
+                rows = slice(start, start + step)
+                if by_block:
+                    top, total, along, chosen = _sums_by_block(
+                        room, hidden[rows], weight, bias, targets[rows], settings
+                    )
+                    log_total = total.log()
+                    lse[rows], logprobs[rows] = log_total + top, chosen - log_total
+                    entropy[rows] = log_total - along / total
+                    continue
                 z = room.logits(hidden[rows], weight, bias, settings)
                 top = z.amax(-1, keepdim=True)
                 total, along = _sums(z.sub_(top))
@@ -270,7 +278,7 @@ def _handed_over(gradient: Tensor, weight: Tensor, add_rows: AddRows | None) -> 
 def _prepared_how(ctx: Any, hidden: Tensor, weight: Tensor, settings: _Settings) -> str:
     """What the forward pass prepares: "hidden" (its gradient), "kept" (the slopes), or "nothing"."""
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    if settings[3] or not (needs_hidden or needs_weight or needs_bias):
+    if settings[3] or not settings[4] or not (needs_hidden or needs_weight or needs_bias):
         return "nothing"
     if not (needs_weight or needs_bias):
         return "hidden"
@@ -316,7 +324,7 @@ def _logit_slopes(
     settings: _Settings,
 ) -> Tensor:
     """dL/d(h·Wᵀ + b) [chunk, V], from z = the logits after cap and temperature (overwritten)."""
-    temperature, _, soft_cap, with_entropy = settings
+    temperature, _, soft_cap, with_entropy, _ = settings
     # d(c·tanh(u/c))/du = 1 − (z·T/c)²
     cap_slope = None if soft_cap is None else 1 - (z * (temperature / soft_cap)) ** 2
     logp = z.sub_(lse.unsqueeze(-1))

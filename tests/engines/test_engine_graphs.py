@@ -21,16 +21,24 @@ from stepladder.types import Sampling
 
 
 class Recorder:
-    """What `capture` does, in Python: each replay computes again from the tensors of the recording."""
+    """What a `CudaRecorder` does, in Python: each replay computes again from the tensors of the recording;
+    weights and cache must lie where they lay then."""
 
     def __init__(self) -> None:
         self.recordings = self.replays = 0
+        self.forward: Any = None
+
+    def _memory(self) -> list[int]:
+        weights = [layer.out.weight for layer in self.forward.layers if not layer.out.copies]
+        return [t.data_ptr() for t in (self.forward.store.kv, self.forward.embedding, *weights)]
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
         self.recordings += 1
         out = torch.zeros_like(compute())
+        memory = self._memory()
 
         def replay() -> None:
+            assert memory == self._memory()
             self.replays += 1
             out.copy_(compute())
 
@@ -43,6 +51,8 @@ def engine_with(
     engine = LocalEngine(model, fused=True)
     forward: Any = engine._path.forward
     forward.graphs = DecodeGraphs(forward, record)
+    if isinstance(record, Recorder):
+        record.forward = forward
     return engine
 
 
@@ -86,6 +96,8 @@ def test_new_weights_are_seen_by_graphs(monkeypatch: pytest.MonkeyPatch) -> None
     async def main() -> None:
         engine = engine_with(Recorder(), model)
         engine.sync(1)
+        ids, greedy = prompt(9, 3), Sampling(temperature=0.0, max_tokens=10)
+        await generate_all(engine, [ids], [greedy])
         forward: Any = engine._path.forward
         before = [t.data_ptr() for t in tensors(forward)]
         with torch.no_grad():
@@ -93,15 +105,14 @@ def test_new_weights_are_seen_by_graphs(monkeypatch: pytest.MonkeyPatch) -> None
                 parameter.mul_(1.1)
         engine.sync(2)
         assert [t.data_ptr() for t in tensors(forward)] == before
-        ids = prompt(9, 3)
-        (out,) = await generate_all(engine, [ids], [Sampling(temperature=0.0, max_tokens=10)])
+        (out,) = await generate_all(engine, [ids], [greedy])
         assert_greedy(model, ids, out, 10)
         await engine.close()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("fault", ["raises", "wrong"])
+@pytest.mark.parametrize("fault", ["raises", "wrong", "nothing"])
 def test_graphs_that_fail_are_not_used(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny("llama")
     tried = []
@@ -110,7 +121,10 @@ def test_graphs_that_fail_are_not_used(fault: str, caplog: pytest.LogCaptureFixt
         tried.append(fault)
         if fault == "raises":
             raise RuntimeError("operation not permitted when stream is capturing")
-        return lambda: None, compute() + 1.0
+        out = compute()
+        if fault == "nothing":  # as a graph that recorded no kernel
+            return lambda: None, out
+        return lambda: out.copy_(compute() + 1.0), out
 
     async def main() -> None:
         engine = engine_with(record, model)

@@ -161,15 +161,24 @@ def test_a_cast_head_is_summed_block_by_block(
 ) -> None:
     """Without gradients no row of all logits is made; the largest logit may come in any block."""
     monkeypatch.setattr(module, "BLOCK_ROWS", rows)
+    real, calls = module._sums_by_block, []
+    monkeypatch.setattr(module, "_sums_by_block", lambda *a: calls.append(1) or real(*a))
     hidden, head, bias, targets = (
         t.bfloat16() if t.is_floating_point() else t for t in inputs(seed, vocabulary=40)
     )
-    hidden = (hidden * 3).detach()
+    hidden = hidden * 3
     bias = bias * 5 if biased else bias * 0
     with torch.no_grad():
         got = chunked_logprobs(
-            hidden, head, targets, temperature=temperature, soft_cap=cap, bias=bias if biased else None
+            hidden,
+            head,
+            targets,
+            temperature=temperature,
+            chunk=2,
+            soft_cap=cap,
+            bias=bias if biased else None,
         )
+        assert calls
         wanted = plain(hidden.double(), head.double(), bias.double(), targets, temperature, cap)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from spine import random_samples
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma2Config, GptOssConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma2Config, GptOssConfig, SmolLM3Config
 
 from stepladder.data.tiny_tokenizer import tiny_tokenizer
 from stepladder.policies.attention import NAME
@@ -45,6 +45,8 @@ def made(kind: str) -> Any:
             layer_types=["full_attention"] * 2,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         ),
+        # the second layer does not rotate
+        "smollm3": lambda: SmolLM3Config(**SIZES, no_rope_layers=[1, 0]),
         # scores capped by a tanh
         "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8),
     }[kind]()
@@ -57,7 +59,8 @@ def made(kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("deepseek_v3", "packed"), ("gpt_oss", "padded"), ("gemma2", "full")]
+    ("kind", "mode"),
+    [("deepseek_v3", "packed"), ("smollm3", "packed"), ("gpt_oss", "padded"), ("gemma2", "full")],
 )
 def test_log_probabilities_and_gradients_are_the_models_own(
     kind: str, mode: str, caplog: pytest.LogCaptureFixture
@@ -67,7 +70,7 @@ def test_log_probabilities_and_gradients_are_the_models_own(
     with caplog.at_level(logging.WARNING, "stepladder"):
         policy = Policy(model, tiny_tokenizer())
     assert policy.mode == mode
-    assert ("computes what SDPA does not" in caplog.text) == (kind != "deepseek_v3")
+    assert ("computes what SDPA does not" in caplog.text) == (mode != "packed")
     samples = random_samples(4)
     scores = policy.logprobs(samples).logprobs
     scores.sum().backward()
