@@ -27,6 +27,7 @@ LEVELS = {
     "plugins": 0.1,
     "deadlines": 0.1,
     "boundary": 0.1,
+    "threads": 0.1,
     "objectives": 1.0,
     "data": 1.0,
     "diagnostics": 1.0,

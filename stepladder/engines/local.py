@@ -21,6 +21,7 @@ from stepladder.engines.select import choose_path
 from stepladder.engines.weights import PolicyView, resolve_dtype
 from stepladder.engines.worker import Worker
 from stepladder.errors import ConfigError, EngineError
+from stepladder.threads import release_team
 from stepladder.types import Generation, Sampling
 
 log = logging.getLogger(__name__)
@@ -187,6 +188,7 @@ class LocalEngine:
         asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
+        release_team()  # of the thread with the event loop, which is going to wait
         with self._worker.wake:
             requests, self._outbox = self._outbox, []
             for request in requests:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from stepladder.errors import EngineError, InvariantError
+from stepladder.threads import release_team
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Worker:
 
     def do(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread, between two steps, and wait for its result."""
+        release_team()
         return self.post(work).result()
 
     def post(self, work: Callable[[], T]) -> Future[T]:
@@ -101,6 +103,7 @@ class Worker:
     def _turn(self) -> bool:
         with self.wake:
             while not (self.closing or self._commands or self._due()):
+                release_team()
                 if not self.wake.wait(self._patience):
                     self._stalled()
             if self.closing:

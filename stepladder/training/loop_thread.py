@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stepladder.deadlines import DaemonExecutor
+from stepladder.threads import release_team
 
 T = TypeVar("T")
 SOMEBODY = "code that is not stepladder's (an environment, a library it uses)"
@@ -45,6 +46,7 @@ class LoopThread:
         interruption goes on. Raises RuntimeError where something else cancelled it.
         """
         future = self.start(work)
+        release_team()  # this thread waits, and the engine's computes
         try:
             # In slices: a signal that the system hands to another thread wakes no wait of this one.
             while not future.done():
