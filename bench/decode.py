@@ -12,6 +12,7 @@ machine.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 from collections.abc import Sequence
@@ -301,7 +302,6 @@ def roofline_lines(parts: dict[int, dict[str, float]], dtype: str) -> list[str]:
 
 
 def options_parser() -> argparse.ArgumentParser:
-    import json
 
     made = parser(__doc__)
     peer(made, "vllm")
