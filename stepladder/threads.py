@@ -1,9 +1,9 @@
 """The OpenMP threads that belong to a thread of Python which has computed.
 
-libgomp, which torch's wheels for Linux bring, keeps such a team for each of them. Once all teams together have
-more threads than there are cores, it lets a thread sleep at every barrier instead of spinning. So a thread of
-Python that computed before, and only waits now, slows down the one that computes: on two cores a decode step
-of 64 rows took 110 ms instead of 75. Whoever is going to wait gives its team back.
+libgomp, which torch's wheels for Linux bring, keeps such a team for each of them. Once all teams together
+have more threads than there are cores, it lets a thread sleep at every barrier instead of spinning. So a
+thread of Python that computed before, and only waits now, slows down the one that computes: on two cores a
+decode step of 64 rows took 110 ms instead of 75. Whoever is going to wait gives its team back.
 """
 
 from __future__ import annotations
