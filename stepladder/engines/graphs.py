@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +109,7 @@ class DecodeGraphs:
             self._made, self._where = {}, where
         made = self._made.get((size, read))
         if made is None:
-            made = self._prove(ids.clone(), _copied(layout))
+            made = self._prove(ids.clone(), layout)
             if made is None:
                 return self.forward.compute(ids, layout, None)[:count]
             if len(self._made) >= MOST:
@@ -140,19 +140,6 @@ class DecodeGraphs:
             self.off = True
             return None
         return Recorded(ids, layout, replay, out)
-
-
-def _copied(layout: Layout) -> Layout:
-    """The layout with tensors of its own."""
-    span = layout.spans[0]
-    assert span.mask is not None
-    return replace(
-        layout,
-        cos=layout.cos.clone(),
-        sin=layout.sin.clone(),
-        where=layout.where.clone(),
-        spans=(replace(span, mask=span.mask.clone()),),
-    )
 
 
 def _inputs(ids: Tensor, layout: Layout, new_ids: Tensor, new: Layout) -> list[tuple[Tensor, Tensor]]:

@@ -109,16 +109,15 @@ class Scheduler:
         starts = [self._source(ids[:-1]) for ids, _ in groups]
         order = sorted(range(len(groups)), key=lambda i: starts[i] - len(groups[i][0]))
         self.forward.reserve(len(self.rows) + len(batch), max(len(ids) for ids, _ in groups))
-        first, rows = 0, list[Row]()
         lengths = [len(groups[i][0]) - starts[i] for i in order]
-        for size in batches(lengths, self.limits.prefill_tokens, ragged=self.forward.ragged):
-            if first:
-                self._compute(len(self.rows) - len(rows), rows)
+        sizes = batches(lengths, self.limits.prefill_tokens, ragged=self.forward.ragged)
+        first = 0
+        for number, size in enumerate(sizes, start=1):
             chosen = order[first : first + size]
-            rows = self._place([groups[i] for i in chosen], [starts[i] for i in chosen])
             first += size
-        if not self.forward.ragged:
-            self._compute(len(self.rows) - len(rows), rows)
+            rows = self._place([groups[i] for i in chosen], [starts[i] for i in chosen])
+            if number < len(sizes) or not self.forward.ragged:  # else the last ride along with the others
+                self._compute(len(self.rows) - len(rows), rows)
 
     def _known(self, ids: Ids) -> int:
         return self.prefixes.match(ids)[0]
