@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from resident import peak
 
 RATE = 1e-6
 
@@ -45,18 +45,6 @@ def read(path: Path) -> list[Step]:
 def reward(ids: Sequence[int]) -> float:
     """Trivial, and different for nearly every completion, so that every group has a signal."""
     return float(sum(ids) % 97)
-
-
-def peak() -> float:
-    """The most memory since `Meter.begin`, in bytes; without Linux since the process began."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(most if sys.platform == "darwin" else most * 1024)
 
 
 @dataclass

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from grpo_common import RATE, Meter, Step, options, peak, read, report, reward
+from grpo_common import RATE, Meter, Step, options, read, report, reward
+from resident import peak
 
 from stepladder.algorithms import ALGORITHMS
 from stepladder.engines.local import LocalEngine

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
-from grpo_common import RATE, Meter, Step, options, peak, read, report, reward
+from grpo_common import RATE, Meter, Step, options, read, report, reward
+from resident import peak
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 

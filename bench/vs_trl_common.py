@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +51,6 @@ def data_tokens(task: str, rows: Sequence[Row]) -> int:
     if task == "kto":
         return sum(len(r["prompt"]) + len(r["completion"]) for r in kto_rows(rows, len(rows)))
     return sum(len(r["prompt"]) + len(r["chosen"]) for r in rows)
-
-
-def resident_mb() -> float:
-    """The most memory that the process has had so far, in 10^6 bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def report(

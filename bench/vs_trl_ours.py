@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from resident import peak
 from roofline import Cost, measure_roof
-from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
+from vs_trl_common import Row, kto_rows, options, read, report
 
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
@@ -112,7 +113,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = read(args.data)
-    imports = resident_mb()
+    imports = peak()
     exact = args.mode == "agree"
     dtype = "float32" if exact else "bfloat16"
     policy = Policy(*load_model(args.model, dtype=dtype, device="cpu"))
@@ -123,8 +124,8 @@ def main() -> None:
     count = sum(p.numel() for p in policy.trainable().values())
     # masters, two moments and gradients in float32; in bf16 the weights that compute besides
     state = count * (16 if dtype == "float32" else 18) / 1e6
-    peak = resident_mb() - imports
-    report(args, rows, losses, seconds, peak, state, **({} if exact else utilisation(run, seconds)))
+    used = (peak() - imports) / 1e6
+    report(args, rows, losses, seconds, used, state, **({} if exact else utilisation(run, seconds)))
 
 
 def utilisation(run: Ours, seconds: float) -> dict[str, float]:

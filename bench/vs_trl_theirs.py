@@ -10,13 +10,14 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
+from resident import peak
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     TrainerCallback,
 )
-from vs_trl_common import Row, kto_rows, options, read, report, resident_mb
+from vs_trl_common import Row, kto_rows, options, read, report
 
 RATE = 1e-5
 
@@ -100,7 +101,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = read(args.data)
-    imports = resident_mb()
+    imports = peak()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = load(args, tokenizer)
     kinds = {
@@ -143,8 +144,8 @@ def main() -> None:
     copies = (
         4 if args.task in ("sft", "reward") else 5
     )  # weights, gradients, two moments, and a reference model
-    peak = resident_mb() - imports
-    report(args, rows, losses.values, seconds, peak, count * 4 * copies / 1e6)
+    used = (peak() - imports) / 1e6
+    report(args, rows, losses.values, seconds, used, count * 4 * copies / 1e6)
 
 
 if __name__ == "__main__":
