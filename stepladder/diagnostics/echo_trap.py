@@ -34,9 +34,8 @@ class EchoTrap(Detector):
     averages = ("reward_std", "sibling_overlap", "surprisal", "grad_norm", "unsolved_groups")
     repeated = 0.6
     lost = 0.15
-    leap = (
-        0.75  # .27 at most, with both other signs, in healthy runs of all algorithms (.62 in one that dipped)
-    )
+    # with both other signs .27 at most in healthy runs of all algorithms, .62 in one that dipped
+    leap = 0.75
     begins = (0.5, 0.1)  # `repeated` and `lost` while the trap is closing
     message = "siblings say the same and earn the same, and tasks that were mixed are now lost"
     advice = (

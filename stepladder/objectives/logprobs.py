@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens from hidden states, without the [B, T, V] tensor."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -88,13 +88,20 @@ def chunked_logprobs(
         require_all_finite(bias=bias.detach())
     pieces = max(1, -(-len(targets) // int(chunk)))
     rows = -(-len(targets) // pieces) or 1
-    settings = (float(temperature), rows, soft_cap, differentiable_entropy, torch.is_grad_enabled())
+    settings = _Settings(float(temperature), rows, soft_cap, differentiable_entropy, torch.is_grad_enabled())
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLogprobs.apply
     logprobs, entropy = apply(hidden, head_weight, bias, targets, settings)
     return logprobs, entropy
 
 
-_Settings = tuple[float, int, float | None, bool, bool]  # the last: are gradients wanted at all
+class _Settings(NamedTuple):
+    temperature: float
+    chunk: int  # rows of logits at a time
+    soft_cap: float | None
+    with_entropy: bool  # is it differentiable
+    gradients: bool  # are any wanted at all: autograd asks a Function in the same way where it is off
+
+
 AddRows = Callable[[Tensor | slice, Tensor], None]
 KEPT_BYTES = 64 * 2**20  # of slopes kept from forward to backward: 680 tokens of a vocabulary of 49k in bf16
 BLOCK_ROWS = 1024  # of a half-precision head in float32 at a time: a few megabytes, which stay in the cache
@@ -139,10 +146,9 @@ def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
     """From h·Wᵀ, in place: + b, capped, over the temperature."""
     if bias is not None:
         z += bias.to(z.dtype)
-    temperature, _, soft_cap, _, _ = settings
-    if soft_cap is not None:
-        z.div_(soft_cap).tanh_().mul_(soft_cap)
-    return z if temperature == 1.0 else z.div_(temperature)
+    if settings.soft_cap is not None:
+        z.div_(settings.soft_cap).tanh_().mul_(settings.soft_cap)
+    return z if settings.temperature == 1.0 else z.div_(settings.temperature)
 
 
 def _sums_by_block(
@@ -185,7 +191,7 @@ def _sums(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _slopes(z: Tensor, targets: Tensor, lse: Tensor, top: Tensor, settings: _Settings) -> Tensor:
     """−T · d logp/d(h·Wᵀ + b) [rows, V], in place of z = capped logits / T − top."""
-    temperature, _, soft_cap, _, _ = settings
+    temperature, soft_cap = settings.temperature, settings.soft_cap
     # d(c·tanh(u/c))/du = 1 − (z·T/c)²
     cap_slope = None if soft_cap is None else 1 - ((z + top) * (temperature / soft_cap)) ** 2
     p = z.sub_(lse.unsqueeze(-1) - top).exp_()
@@ -202,14 +208,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         count = len(targets)
         logprobs = torch.empty(count, dtype=dtype, device=hidden.device)
         entropy, lse = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        room = _Room(hidden, weight, dtype, settings[1])
+        room = _Room(hidden, weight, dtype, settings.chunk)
         ahead = _prepared_how(ctx, hidden, weight, settings)
         shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
         prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
             by_block = prepared is None and room.cast
             # as many numbers at a time as `chunk` rows of logits have
-            step = settings[1] * max(1, len(weight) // BLOCK_ROWS if by_block else 1)
+            step = settings.chunk * max(1, len(weight) // BLOCK_ROWS if by_block else 1)
             for start in range(0, count, step):
                 rows = slice(start, start + step)
                 if by_block:
@@ -235,7 +241,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.hidden_dtype = hidden.dtype
         inputs = (None,) * 6 if ahead == "hidden" else (hidden, weight, bias, targets, lse, entropy)
         ctx.save_for_backward(*inputs, prepared)
-        if not settings[3]:
+        if not settings.with_entropy:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -246,7 +252,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         with torch.autocast(grad_logprobs.device.type, enabled=False):
             if prepared is None:
                 return (*_gradients_anew(ctx, grad_logprobs, grad_entropy), None, None)
-            scale = (-grad_logprobs / ctx.settings[0]).unsqueeze(-1)
+            scale = (-grad_logprobs / ctx.settings.temperature).unsqueeze(-1)
             if ctx.ahead == "hidden":
                 return (prepared * scale).to(ctx.hidden_dtype), None, None, None, None
             needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -278,7 +284,7 @@ def _handed_over(gradient: Tensor, weight: Tensor, add_rows: AddRows | None) -> 
 def _prepared_how(ctx: Any, hidden: Tensor, weight: Tensor, settings: _Settings) -> str:
     """What the forward pass prepares: "hidden" (its gradient), "kept" (the slopes), or "nothing"."""
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    if settings[3] or not settings[4] or not (needs_hidden or needs_weight or needs_bias):
+    if settings.with_entropy or not settings.gradients or not (needs_hidden or needs_weight or needs_bias):
         return "nothing"
     if not (needs_weight or needs_bias):
         return "hidden"
@@ -292,12 +298,12 @@ def _gradients_anew(
     hidden, weight, bias, targets, lse, entropy, _ = ctx.saved_tensors
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     settings: _Settings = ctx.settings
-    room = _Room(hidden, weight, ctx.dtype, settings[1])
+    room = _Room(hidden, weight, ctx.dtype, settings.chunk)
     to_hidden = torch.empty_like(hidden) if needs_hidden else None
     to_weight = torch.zeros_like(weight, dtype=ctx.dtype) if needs_weight else None
     to_bias = torch.zeros_like(weight[:, 0], dtype=ctx.dtype) if needs_bias else None
-    for start in range(0, len(targets), settings[1]):
-        rows = slice(start, start + settings[1])
+    for start in range(0, len(targets), settings.chunk):
+        rows = slice(start, start + settings.chunk)
         z = room.logits(hidden[rows], weight, bias, settings)
         wanted = (targets[rows], lse[rows], entropy[rows], grad_logprobs[rows], grad_entropy[rows])
         slope = _logit_slopes(z, *wanted, settings)
@@ -324,11 +330,11 @@ def _logit_slopes(
     settings: _Settings,
 ) -> Tensor:
     """dL/d(h·Wᵀ + b) [chunk, V], from z = the logits after cap and temperature (overwritten)."""
-    temperature, _, soft_cap, with_entropy, _ = settings
+    temperature, soft_cap = settings.temperature, settings.soft_cap
     # d(c·tanh(u/c))/du = 1 − (z·T/c)²
     cap_slope = None if soft_cap is None else 1 - (z * (temperature / soft_cap)) ** 2
     logp = z.sub_(lse.unsqueeze(-1))
-    if with_entropy:
+    if settings.with_entropy:
         # dH/dz_v = −p_v·(ln p_v + H)
         p = logp.exp()
         slope = -p * (
