@@ -45,6 +45,7 @@ class Run:
             made = [_as_generation(ids) for ids in step.completions]
         else:
             made = self.runner.run(self._play(expanded, self.engine))
+            self.engine.rest()
         batch = make_batch(self._groups(prompts, made), ROW)
         metrics = rl_update(self.policy, self.optimizer, batch, self.rules, learning_rate=RATE)
         if self.engine is not None and self.canary is not None:

@@ -40,6 +40,7 @@ class SlotCache:
     def __init__(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         self.geometry = geometry
         self._buffer = torch.zeros(0, dtype=dtype, device=device)
+        self._largest = 0  # numbers that it ever had: made once, it need not grow
         self.kv = self._view(0, 0)
 
     def _view(self, rows: int, length: int) -> Tensor:
@@ -65,12 +66,15 @@ class SlotCache:
             new_length = max(new_length, bucketed(self.length * 3 // 2))
         old, g = self.kv, self.geometry
         size = g.layers * 2 * new_rows * g.kv_heads * new_length * g.head_dim
-        if old.numel() or size > self._buffer.numel():
-            self._buffer = torch.zeros(size, dtype=old.dtype, device=old.device)
+        if size > self._buffer.numel():
+            self._largest = max(self._largest, size)
+            self._buffer = torch.zeros(self._largest, dtype=old.dtype, device=old.device)
         self.kv = self._view(new_rows, new_length)
-        if old.numel():
-            kept = min(rows, old.shape[2])
-            self.kv[:, :, :kept, :, : old.shape[4]] = old[:, :, :kept]
+        kept, length = min(rows, old.shape[2]), old.shape[4]
+        if kept and length:
+            # In the same memory a layer moves towards the end, over places of layers that have moved before.
+            for layer in reversed(range(g.layers)):
+                self.kv[layer, :, :kept, :, :length] = old[layer, :, :kept].clone()
 
     def clear(self) -> None:
         """No row is live: the next `reserve` may lay the same memory out anew."""

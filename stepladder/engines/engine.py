@@ -89,6 +89,10 @@ class PolicyEngine(Engine, Protocol):
         """Changes with the weights that the engine holds."""
         ...
 
+    def rest(self) -> None:
+        """Nothing is asked for a while: give back what memory can be had again. An update wants it."""
+        ...
+
     def stats(self) -> Stats:
         """Counters since the last call."""
         ...

@@ -50,8 +50,12 @@ class Forward(Protocol):
         """No row is live."""
         ...
 
+    def rest(self) -> None:
+        """No row is live for a while: give the memory of the caches back, where it is cheap to have again."""
+        ...
+
     def free(self) -> None:
-        """Give the memory of the caches back."""
+        """The end: give all memory back."""
         ...
 
 
@@ -103,6 +107,9 @@ class ModelForward:
 
     def clear(self) -> None:
         self.store.clear()
+
+    def rest(self) -> None:
+        self.store.free()
 
     def free(self) -> None:
         self.store.free()

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepladder.engines.cache import SlotCache, bucketed
+from stepladder.engines.cache import SlotCache
 from stepladder.engines.graphs import CudaRecorder, DecodeGraphs
 from stepladder.engines.packing import Linear, effective_weight, linear_class, why_not_linear
+from stepladder.engines.spans import Heads, Span, attend, spans
 from stepladder.engines.weights import WeightHash
 
 FUSABLE = frozenset({"llama", "qwen2", "qwen3"})
@@ -25,28 +26,14 @@ ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not
 
 
 FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
-FEW = 2  # rows for which one fused kernel beats two batched products
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens that attend in one call: `rows` slots from `slot` on, with `queries` new tokens each, which are
-    the pass's tokens from `token` on. The first `read` positions of the cache are looked at."""
-
-    token: int
-    slot: int
-    rows: int
-    queries: int
-    read: int
-    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the N tokens of a pass belong; matrices have `filled` rows, those after the N are nobody's.
 
-    cos, sin [filled, 1, head_dim]; where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows],
-    each row's last token.
+    cos, sin [filled, heads + 2 · kv_heads, head_dim]: 1 and 0 for the values, which do not turn;
+    where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows], each row's last token.
     """
 
     filled: int
@@ -106,6 +93,8 @@ class FusedForward:
         config = model.config
         self.heads, self.kv_heads = config.num_attention_heads, store.geometry.kv_heads
         self.head_dim, self.eps = store.geometry.head_dim, config.rms_norm_eps
+        self.eps_tensor = torch.tensor(self.eps, device=self.device)
+        self.shape = Heads(self.kv_heads, self.heads // self.kv_heads, dtype, self.device)
         self._linear = linear_class(self.device, dtype)
         self.cos, self.sin = self._rotary(max_context)
         self.layers: list[Layer] = []
@@ -116,7 +105,7 @@ class FusedForward:
             self.graphs = DecodeGraphs(self, CudaRecorder(self.device))
 
     def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Tables [length, 1, head_dim] from the model's own module; sines signed for a half-swap."""
+        """Tables [length, head_dim] from the model's own module; sines signed for a half-swap."""
         positions = torch.arange(length)[None]
         module = self.model.model.rotary_emb
         cos, sin = module(
@@ -124,7 +113,7 @@ class FusedForward:
         )
         sign = torch.ones(self.head_dim, device=sin.device)
         sign[: self.head_dim // 2] = -1.0
-        cos, sin = cos[0, :, None], (sin * sign)[0, :, None]
+        cos, sin = cos[0], (sin * sign)[0]
         return cos.to(self.device, self.dtype).contiguous(), sin.to(self.device, self.dtype).contiguous()
 
     @torch.no_grad()
@@ -188,6 +177,10 @@ class FusedForward:
     def clear(self) -> None:
         self.store.clear()
 
+    def rest(self) -> None:
+        if self.graphs is None:  # recorded graphs point into the cache
+            self.store.free()
+
     def free(self) -> None:
         self.store.free()
         self.layers, self._taken = [], []
@@ -228,8 +221,18 @@ class FusedForward:
         base = (head // k) * rows * k + head % k  # keys, then values: [2, rows, kv_heads, T]
         where = (base + (slot + row)[:, None] * k) * t + positions[:, None]
         return Layout(
-            filled, self.cos[at], self.sin[at], where, end - 1, tuple(self._spans(lengths, starts, slot))
+            filled,
+            self._of_heads(self.cos[at], 1.0),
+            self._of_heads(self.sin[at], 0.0),
+            where,
+            end - 1,
+            tuple(spans(lengths, starts, slot, t, self.shape, by_bucket=self.graphs is not None)),
         )
+
+    def _of_heads(self, table: Tensor, still: float) -> Tensor:
+        """[n, d] for all heads of a packed projection."""
+        turned = table[:, None].expand(-1, self.heads + self.kv_heads, -1)
+        return F.pad(turned, (0, 0, 0, self.kv_heads), value=still)
 
     def _filled(self, count: int) -> int:
         """A length that oneDNN need not prepare anew each time: up to a sixteenth more than `count`."""
@@ -238,75 +241,25 @@ class FusedForward:
         step = max(FILL, 1 << max(0, count.bit_length() - 5))
         return -(-count // step) * step
 
-    def _spans(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Iterator[Span]:
-        """Rows that decode, side by side, attend in one go; a row with more tokens on its own."""
-        first = token = 0
-        while first < len(lengths):
-            rows = 1
-            if lengths[first] == 1:
-                while first + rows < len(lengths) and lengths[first + rows] == 1:
-                    rows += 1
-            queries = lengths[first]
-            ends = [start + queries for start in starts[first : first + rows]]
-            alone = rows == 1 and (queries > 1 or self.graphs is None)  # graphs come by the bucket
-            read = ends[0] if alone else min(bucketed(max(ends)), self.store.length)
-            yield Span(token, slot + first, rows, queries, read, self._mask(ends, queries, read))
-            token += rows * queries
-            first += rows
-
-    def _mask(self, ends: Sequence[int], queries: int, read: int) -> Tensor | None:
-        """What is added to scores: [rows, 1, queries, read], None where all is seen or it is plain causal."""
-        if len(ends) == 1 and read == ends[0] and queries in (1, read):
-            return None
-        last = torch.tensor(ends, device=self.device)[:, None] - queries
-        seen = torch.arange(read, device=self.device) <= (
-            last[:, :, None] + torch.arange(queries, device=self.device)[None, :, None]
-        )
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~seen, float("-inf"))[:, None]
-
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        if self.device.type == "cuda":
+            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        wide = x.to(torch.float32, copy=True)  # made once: fresh memory costs more than the arithmetic
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.rsqrt(torch.addcmul(self.eps_tensor, norm, norm, value=1 / x.shape[-1]))
+        return wide.mul_(scale).mul_(weight).to(x.dtype)
 
     def _layer(self, layer: Layer, x: Tensor, kv: Tensor, layout: Layout) -> Tensor:
         h, k, d = self.heads, self.kv_heads, self.head_dim
         qkv = layer.qkv(self._rms(x, layer.input_norm)).view(-1, h + 2 * k, d)
-        qk = qkv[:, : h + k]
         if layer.head_norm is not None:
-            qk = F.rms_norm(qk, (d,), None, self.eps) * layer.head_norm
-        qk = torch.addcmul(qk * layout.cos, qk.roll(d // 2, -1), layout.sin)
+            qkv[:, : h + k] = F.rms_norm(qkv[:, : h + k], (d,), None, self.eps) * layer.head_norm
+        qkv = torch.addcmul(qkv * layout.cos, qkv.roll(d // 2, -1), layout.sin)
         real = layout.where.shape[0]
-        kv.view(-1, d)[layout.where] = torch.cat([qk[:real, h:], qkv[:real, h + k :]], dim=1)
-        parts = [self._attend(qk[:, :h], kv, span) for span in layout.spans]
+        kv.view(-1, d).index_put_((layout.where,), qkv[:real, h:])
+        parts = [attend(qkv[:, :h], kv, span) for span in layout.spans]
         if real < layout.filled:
-            parts.append(qk.new_zeros(layout.filled - real, h * d))
+            parts.append(qkv.new_zeros(layout.filled - real, h * d))
         x = layer.out.add(parts[0] if len(parts) == 1 else torch.cat(parts), x)
         inner = self._rms(x, layer.mlp_norm)
         return layer.down.add(layer.up.mul(inner, layer.gate.silu(inner)), x)
-
-    def _attend(self, query: Tensor, kv: Tensor, span: Span) -> Tensor:
-        """query [N, heads, d] over kv [2, rows, kv_heads, T, d]: [the span's tokens, heads · d].
-
-        The heads of a group are laid side by side as queries of their key head, so that keys and values
-        are never repeated.
-        """
-        k, g, d, b = self.kv_heads, self.heads // self.kv_heads, self.head_dim, span.rows
-        query = query[span.token : span.token + b * span.queries]
-        keys, values = kv[:, span.slot : span.slot + b, :, : span.read]
-        if span.queries > 1:
-            out = F.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                keys,
-                values,
-                attn_mask=span.mask,
-                is_causal=span.mask is None,
-                enable_gqa=g > 1,
-            )
-            return out[0].transpose(0, 1).reshape(-1, k * g * d)
-        query = query.reshape(b, k, g, d)
-        if b <= FEW or span.mask is None:
-            mask = None if span.mask is None else span.mask.expand(b, k, g, span.read)
-            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).view(b, -1)
-        assert span.mask is not None
-        scores = torch.matmul(query * d**-0.5, keys.transpose(-1, -2)).add_(span.mask)
-        return torch.matmul(scores.softmax(-1), values).view(b, -1)

@@ -148,6 +148,16 @@ class LocalEngine:
         """Forget shared prefixes and the caches of sessions between turns."""
         self._worker.do(self._scheduler.prefixes.clear)
 
+    def rest(self) -> None:
+        """Give back the memory of all caches, unless something is under way. Prefixes are computed again."""
+
+        def give_back() -> None:
+            if not (self._arrived or self._scheduler.busy):
+                self._scheduler.prefixes.clear()
+                self._path.forward.rest()
+
+        self._worker.do(give_back)
+
     def stats(self) -> Stats:
         """Counters since the last call."""
 

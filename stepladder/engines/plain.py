@@ -39,6 +39,9 @@ class PlainForward:
     def clear(self) -> None:
         self._caches.clear()
 
+    def rest(self) -> None:
+        self._caches.clear()
+
     def free(self) -> None:
         self._caches.clear()
 

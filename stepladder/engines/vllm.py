@@ -138,6 +138,9 @@ class VllmEngine:
         """Empty the server's prefix cache."""
         self.control.drop_prefixes()
 
+    def rest(self) -> None:
+        """A server keeps its memory."""
+
     def stats(self) -> Stats:
         """Counters since the last call; `seconds` is the time with at least one request under way."""
         with self._lock:

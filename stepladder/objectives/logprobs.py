@@ -103,7 +103,7 @@ class _Settings(NamedTuple):
 
 
 AddRows = Callable[[Tensor | slice, Tensor], None]
-KEPT_BYTES = 64 * 2**20  # of slopes kept from forward to backward: 680 tokens of a vocabulary of 49k in bf16
+KEPT_BYTES = 128 * 2**20  # of slopes kept from forward to backward: 680 tokens of a vocabulary of 49k in bf16
 BLOCK_ROWS = 1024  # of a half-precision head in float32 at a time: a few megabytes, which stay in the cache
 
 
@@ -234,8 +234,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - log_total
                 entropy[rows] = log_total - along / total  # H = ln Σe^z − Σ p·z
                 if prepared is not None:
-                    slopes = _slopes(z, targets[rows], lse[rows], top, settings).to(weight.dtype)
-                    prepared[rows] = slopes if ahead == "kept" else slopes @ weight
+                    slopes = _slopes(z, targets[rows], lse[rows], top, settings)
+                    prepared[rows] = slopes if ahead == "kept" else slopes.to(weight.dtype) @ weight
         ctx.settings, ctx.ahead, ctx.dtype = settings, ahead, dtype
         ctx.add_rows = getattr(weight, "add_gradient_rows", None)
         ctx.hidden_dtype = hidden.dtype

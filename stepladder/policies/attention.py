@@ -17,24 +17,25 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from stepladder.data.batching import PackedBatch
-from stepladder.policies.row_attention import Stretch, row_attention, stretches
+from stepladder.policies.row_attention import row_attention
+from stepladder.policies.tiles import Tiling, tiling
 
 NAME = "stepladder"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who sees whom in a packed row: on a CPU as stretches of queries, elsewhere as blocks with masks."""
+    """Who sees whom in a packed row: on a CPU as tiles, elsewhere as blocks with masks."""
 
     prefix: int = 0
     blocks: tuple[tuple[int, int, Tensor | None], ...] = ()
-    stretches: tuple[Stretch, ...] = ()
+    tiling: Tiling | None = None
 
     @classmethod
     def of(cls, packed: PackedBatch, device: torch.device, length: int) -> Layout:
         """For a row of `length` tokens, of which those after the batch's own are filling: a block apart."""
         if device.type == "cpu":
-            return cls(stretches=tuple(stretches(packed.blocks, packed.prefix, length)))
+            return cls(tiling=tiling(packed.blocks, packed.prefix, length))
         blocks = [
             (b.start, b.end, None if b.mask is None else torch.from_numpy(b.mask).to(device))
             for b in packed.blocks
@@ -66,9 +67,9 @@ def packed_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if layout.stretches:
+    if layout.tiling is not None:
         q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-        return row_attention(q, k, v, layout.stretches, scale)[None], None
+        return row_attention(q, k, v, layout.tiling, scale)[None], None
     return _by_blocks(query, key, value, layout, scale).transpose(1, 2), None
 
 

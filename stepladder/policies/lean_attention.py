@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from stepladder.data.batching import Block
 from stepladder.policies.attention import NAME, Layout
-from stepladder.policies.row_attention import row_attention, stretches
+from stepladder.policies.row_attention import row_attention
+from stepladder.policies.tiles import tiling
 
 
 class _Rotated(torch.autograd.Function):
@@ -54,7 +55,7 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """The layer's own forward pass, but for a packed row on a CPU."""
     layout: Layout | None = kwargs.get("layout")
-    if layout is None or not layout.stretches or position_embeddings is None or cache is not None:
+    if layout is None or layout.tiling is None or position_embeddings is None or cache is not None:
         if cache is not None:
             kwargs["cache"] = cache
         plain: tuple[Tensor, None] = type(self).forward(
@@ -71,7 +72,7 @@ def attention_forward(
     q: Tensor = _Rotated.apply(self.q_proj(rows).view(shape), cos, sin)  # type: ignore[no-untyped-call]
     k: Tensor = _Rotated.apply(self.k_proj(rows).view(shape), cos, sin)  # type: ignore[no-untyped-call]
     v = self.v_proj(rows).view(shape)
-    mixed = row_attention(q, k, v, layout.stretches, self.scaling)
+    mixed = row_attention(q, k, v, layout.tiling, self.scaling)
     out: Tensor = self.o_proj(mixed.view(len(rows), -1))
     return out[None], None
 
@@ -95,7 +96,7 @@ def stays_equal(module: Any) -> bool:
     x = torch.randn(1, n, width, generator=generator).to(weight.dtype)
     angles = torch.randn(1, n, module.head_dim // 2, generator=generator).repeat(1, 1, 2)
     tables = tuple(table.to(weight.dtype) for table in (angles.cos(), angles.sin()))
-    row = Layout(stretches=tuple(stretches([Block(0, n, None)], 0, n)))
+    row = Layout(tiling=tiling([Block(0, n, None)], 0, n))
     inputs: dict[str, Any] = {"position_embeddings": tables, "attention_mask": None, "layout": row}
     try:
         wanted = type(module).forward(module, hidden_states=x, **inputs)[0]

@@ -90,6 +90,8 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                     log.info("RL ends after %d steps: the tasks of all epochs are played", state.step)
                     break
                 sampled_at = time.monotonic()
+                if parts.stream is None:
+                    bench.engine.rest()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
                     metrics = rollout_metrics(groups) | collected.metrics

@@ -1,6 +1,6 @@
 """The weight-sync canary: after every sync, the engine holds the weights that the trainer has.
 
-Three proofs, on a few hundred tokens and one reading of the weights: the engine's version; its fingerprint,
+Three proofs, on a few dozen tokens and one reading of the weights: the engine's version; its fingerprint,
 which moves exactly when the weights, rounded to the engine's type, have moved; and the log-probabilities of
 fixed tokens on both sides, which differ by no more than they did when the run began.
 """
@@ -18,15 +18,15 @@ from stepladder.types import TrainingSample
 
 
 class Canary:
-    """Fixed random tokens, scored by both sides. Made when engine and policy are known to be in step.
+    """A row of fixed random tokens, scored by both sides. Made when both are known to be in step.
 
     Raises InvariantError, there and in `check`, with the cause that was found.
     """
 
-    def __init__(self, policy: Policy, engine: PolicyEngine, *, sequences: int = 2, length: int = 96):
+    def __init__(self, policy: Policy, engine: PolicyEngine, *, length: int = 64):
         self.policy, self.engine = policy, engine
         self.exact = engine.in_process and engine.dtype == policy.dtype == torch.float32
-        self.samples = fixed_samples(policy, sequences, min(length, engine.max_context - 1))
+        self.samples = [fixed_sample(policy, min(length, engine.max_context - 1))]
         self.held = engine.weights_fingerprint()
         self.trained = policy_fingerprint(policy, engine.dtype)
         self.calibrated = self._mismatch()
@@ -91,14 +91,14 @@ class Canary:
         return cause_of_mismatch(self.policy, self.engine, self.samples, temperature=1.0)
 
 
-def fixed_samples(policy: Policy, sequences: int, length: int) -> list[TrainingSample]:
+def fixed_sample(policy: Policy, length: int) -> TrainingSample:
     """Random token ids, the same in every run of a model; no special tokens."""
     vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
     special = set(policy.tokenizer.all_special_ids)
     usable = torch.tensor([i for i in range(min(vocabulary, len(policy.tokenizer))) if i not in special])
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, len(usable), (sequences, length), generator=generator)
-    return [whole_sample(tuple(usable[row].tolist()), f"canary/{i}") for i, row in enumerate(drawn)]
+    drawn = torch.randint(0, len(usable), (length,), generator=generator)
+    return whole_sample(tuple(usable[drawn].tolist()), "canary")
 
 
 @torch.no_grad()

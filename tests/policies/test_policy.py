@@ -36,9 +36,9 @@ def test_a_layout_that_is_wrong_for_the_model_is_not_used(
     """The probe measures: with an attention that ignores the blocks, the packed layout is refused."""
     from stepladder.policies import attention
 
-    honest = attention.stretches
+    honest = attention.tiling
     monkeypatch.setattr(
-        attention, "stretches", lambda blocks, prefix, length: honest([Block(0, length, None)], 0, length)
+        attention, "tiling", lambda blocks, prefix, length: honest([Block(0, length, None)], 0, length)
     )
     with caplog.at_level(logging.WARNING, "stepladder"):
         assert tiny_policy("llama").mode == "padded"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spine import alone, gradients, sample, tiny_policy
 
 from stepladder.data.batching import micro_batches
-from stepladder.policies import row_attention
+from stepladder.policies import tiles
 from stepladder.policies.policy import Policy
 from stepladder.types import TrainingSample
 
@@ -86,18 +86,17 @@ def separate_gradients(policy: Policy, tree: Tree) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "gpt2"])
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(tree=trees(), budget=st.integers(1, 80), stretch=st.sampled_from([2, 5, 64]))
-@example(tree=IDENTICAL, budget=80, stretch=64)
-@example(tree=PREFIX, budget=80, stretch=2)
-@example(tree=STRANGERS, budget=80, stretch=64)
-@example(tree=ONE_TOKEN, budget=80, stretch=64)
+@given(tree=trees(), budget=st.integers(1, 80), size=st.sampled_from([2, 5, 64]))
+@example(tree=IDENTICAL, budget=80, size=64)
+@example(tree=PREFIX, budget=80, size=2)
+@example(tree=STRANGERS, budget=80, size=64)
+@example(tree=ONE_TOKEN, budget=80, size=64)
 def test_every_gradient_equals_that_of_separate_sequences(
-    arch: str, tree: Tree, budget: int, stretch: int
+    arch: str, tree: Tree, budget: int, size: int
 ) -> None:
     policy = policy_of(arch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_attention, "STRETCH", stretch)
-        patch.setattr(row_attention, "SHORT", 1 + stretch // 2)
+        patch.setattr(tiles, "SIZES", (size,))
         together = packed_gradients(policy, tree, budget)
     for name, wanted in separate_gradients(policy, tree).items():
         scale = max(1.0, float(wanted.abs().max()))  # a sum of hundreds has fewer decimals

@@ -1,4 +1,4 @@
-"""Attention over a packed row on a CPU: SDPA's values and gradients, whatever the blocks and the cut."""
+"""Attention over a packed row on a CPU: SDPA's values and gradients, whatever the blocks and the tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.data.batching import Block
-from stepladder.policies import row_attention as cpu
+from stepladder.policies import tiles as cutting
+from stepladder.policies.row_attention import row_attention
+from stepladder.policies.tiles import Tiling, tiling
 
 
 def random_blocks(
@@ -53,7 +55,7 @@ def who_sees_whom(blocks: list[Block], prefix: int, length: int) -> torch.Tensor
     filling=st.integers(0, 5),
     kv=st.sampled_from([1, 2]),
     group=st.integers(1, 3),
-    cut=st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(1, 8)),
+    cut=st.tuples(st.integers(2, 12), st.integers(1, 8), st.sampled_from([1, 40, 2**16]), st.integers(0, 60)),
     masked=st.booleans(),
 )
 def test_values_and_gradients_are_those_of_sdpa(
@@ -63,7 +65,7 @@ def test_values_and_gradients_are_those_of_sdpa(
     filling: int,
     kv: int,
     group: int,
-    cut: tuple[int, int, int],
+    cut: tuple[int, int, int, int],
     masked: bool,
 ) -> None:
     blocks, end = random_blocks(np.random.default_rng(seed), sizes, prefix, masked)
@@ -74,12 +76,11 @@ def test_values_and_gradients_are_those_of_sdpa(
     leaves = [t.requires_grad_() for t in (q, k, v)]
     grad = draw(length, kv * group, 6)
     with pytest.MonkeyPatch.context() as patch:
-        for name, number in zip(("STRETCH", "SHORT", "ROUND"), cut, strict=True):
-            patch.setattr(cpu, name, number)
-        parts = cpu.stretches(blocks, prefix, length)
-    assert [p.start for p in parts] == [0, *(p.end for p in parts[:-1])]
-    assert parts[-1].end == length
-    ours = cpu.row_attention(q, k, v, parts, 0.4)
+        patch.setattr(cutting, "SIZES", (cut[0],))
+        for name, number in zip(("ROUND", "PAIRS", "OVERHEAD"), cut[1:], strict=True):
+            patch.setattr(cutting, name, number)
+        parts = tiling(blocks, prefix, length)
+    ours = row_attention(q, k, v, parts, 0.4)
     mine = torch.autograd.grad(ours, leaves, grad)
     by_head = [t.transpose(0, 1)[None] for t in leaves]
     theirs = torch.nn.functional.scaled_dot_product_attention(
@@ -90,23 +91,56 @@ def test_values_and_gradients_are_those_of_sdpa(
         torch.testing.assert_close(own, wanted)
 
 
-def test_pairs_that_no_query_of_a_stretch_needs_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two siblings of 64 after a prompt of 64: the second one's queries meet 128 tokens, not 192."""
-    monkeypatch.setattr(cpu, "STRETCH", 64)
+def own_queries(parts: Tiling) -> list[list[int]]:
+    """Of each tile, the batches one after the other."""
+    rows = []
+    for tiles in parts.batches:
+        spare = set(tiles.spare.tolist())
+        own = [None if i in spare else row for i, row in enumerate(tiles.queries.tolist())]
+        size = len(own) // tiles.count
+        rows += [[row for row in own[i : i + size] if row is not None] for i in range(0, len(own), size)]
+    return rows
+
+
+def test_pairs_that_no_query_of_a_tile_needs_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two siblings of 64 after a prompt of 64: the second one's queries meet 128 tokens, not 192. The two of
+    them are computed at once; what all queries see, the prompt and the first of their own, needs no mask."""
+    monkeypatch.setattr(cutting, "SIZES", (64,))
+    monkeypatch.setattr(cutting, "OVERHEAD", 0)
     own = np.tril(np.ones((192, 192), dtype=bool))
     own[128:, 64:128] = False
-    parts = cpu.stretches([Block(0, 192, own)], 0, 192)
-    assert [(p.start, p.count, p.runs) for p in parts] == [
-        (0, 64, (slice(0, 64),)),
-        (64, 128, (slice(0, 128),)),
-        (128, 128, (slice(0, 64), slice(128, 192))),
-    ]
-    assert [p.first for p in parts] == [1, 65, 65]  # what all queries see needs nothing added
+    both, prompt = tiling([Block(0, 192, own)], 0, 192).batches
+    assert (both.count, both.first, prompt.count, prompt.first) == (2, 65, 1, 1)
+    assert both.columns.tolist() == [*range(128), *range(64), *range(128, 192)]
+    assert prompt.columns.tolist() == list(range(64))
+    assert both.queries.tolist() == list(range(64, 192))
+    assert len(both.spare) == 0
 
 
-def test_short_blocks_share_a_stretch_and_long_ones_end_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "STRETCH", 64)
+def test_short_blocks_share_a_tile_and_long_ones_end_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "SIZES", (64,))
     blocks = [Block(0, 10, None), Block(10, 20, None), Block(20, 60, None), Block(60, 160, None)]
-    parts = cpu.stretches(blocks, 0, 160)
-    assert [(p.start, p.end) for p in parts] == [(0, 60), (60, 124), (124, 160)]
-    assert [p.count for p in parts] == [64, 64, 128]  # 60, 64 and 100, rounded up
+    tiles = [rows for rows in own_queries(tiling(blocks, 0, 160)) if rows]
+    assert sorted((rows[0], len(rows)) for rows in tiles) == [(0, 60), (60, 64), (124, 36)]
+
+
+def test_a_block_that_fits_a_tile_of_its_own_is_not_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "SIZES", (64,))
+    blocks = [Block(0, 30, None), Block(30, 90, None), Block(90, 150, None)]
+    tiles = [rows for rows in own_queries(tiling(blocks, 0, 150)) if rows]
+    assert sorted((rows[0], len(rows)) for rows in tiles) == [(0, 30), (30, 60), (90, 60)]
+
+
+def test_a_token_that_fills_a_tile_up_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 tokens in tiles of 4, three tiles a batch at least: 7 places repeat a token; its key gets its
+    gradient from its own place alone. All keys 0: each of t tokens gets 1/t of a query's probability, so the
+    gradient of value j is the sum of 1/(t + 1) over the queries t >= j."""
+    monkeypatch.setattr(cutting, "SIZES", (4,))
+    monkeypatch.setattr(cutting, "COUNTS", (3,))
+    parts = tiling([Block(0, 5, None)], 0, 5)
+    assert sum(len(tiles.spare) for tiles in parts.batches) == 7
+    q, k = torch.zeros(5, 1, 2), torch.zeros(5, 1, 2)
+    v = torch.zeros(5, 1, 1, requires_grad=True)
+    row_attention(q, k, v, parts, 1.0).sum().backward()
+    wanted = [sum(1 / (t + 1) for t in range(j, 5)) for j in range(5)]
+    torch.testing.assert_close(v.grad.flatten(), torch.tensor(wanted))

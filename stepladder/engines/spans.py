@@ -1,0 +1,165 @@
+"""How the rows of a pass attend to their caches: side by side where they are alike, else each on its own.
+
+The heads of a group are laid side by side as queries of their key head, so that keys and values are never
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepladder.engines.cache import bucketed
+
+FEW = 2  # rows that decode for which one fused kernel beats two batched products
+SHORT = 2**14  # pairs of a row's new tokens and what they see; up to there two products beat the kernel
+PAIRS = 2**17  # of all rows that attend at once, which keeps their scores in a core's reach
+FILLED = 0.75  # of the pairs of such rows are theirs, at least; the others only fill up
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`rows` slots from `slot` on with up to `queries` new tokens each, which are the pass's tokens from
+    `token` to `end`. The first `read` positions of the cache are looked at.
+
+    Where rows have unequal numbers of tokens, `gather` [rows · queries] says which token stands at each
+    place (the last one again where there are no more), and `scatter` the place of each token.
+    mask [rows · kv_heads, queries · group, read] is added to the scores; None where the rows are one which
+    sees all, or is plain causal.
+    """
+
+    token: int
+    end: int
+    slot: int
+    rows: int
+    queries: int
+    read: int
+    gather: Tensor | None
+    scatter: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The shape of attention, and what its masks are made of."""
+
+    kv: int
+    group: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def spans(
+    lengths: Sequence[int], starts: Sequence[int], slot: int, longest: int, heads: Heads, *, by_bucket: bool
+) -> list[Span]:
+    """Rows with `lengths` new tokens after `starts` others, cut; a cache has `longest` positions.
+
+    A row that decodes alone reads as far as it goes or, `by_bucket`, a bucket, as recorded graphs want it.
+    """
+    made, token = [], 0
+    for first, rows in _runs(lengths, starts, heads):
+        new, begun = lengths[first : first + rows], starts[first : first + rows]
+        made.append(_span(token, slot + first, new, begun, longest, heads, by_bucket))
+        token += sum(new)
+    return made
+
+
+def _runs(lengths: Sequence[int], starts: Sequence[int], heads: Heads) -> Iterator[tuple[int, int]]:
+    """(first row, number of rows) of what attends at once."""
+    first = 0
+    while first < len(lengths):
+        rows, queries, seen, own = 1, lengths[first], starts[first] + lengths[first], 0
+        own = queries * seen
+        while first + rows < len(lengths):
+            new = lengths[first + rows]
+            ends = starts[first + rows] + new
+            if queries == 1 or new == 1:
+                if queries != new:
+                    break
+            else:
+                wide, far = max(queries, new), max(seen, ends)
+                pairs = (rows + 1) * wide * far
+                short = max(queries * seen, new * ends) <= SHORT
+                if (
+                    heads.device.type != "cpu"
+                    or not short
+                    or pairs > PAIRS
+                    or own + new * ends < FILLED * pairs
+                ):
+                    break
+                queries, seen, own = wide, far, own + new * ends
+            rows += 1
+        yield first, rows
+        first += rows
+
+
+def _span(
+    token: int,
+    slot: int,
+    new: Sequence[int],
+    begun: Sequence[int],
+    longest: int,
+    heads: Heads,
+    by_bucket: bool,
+) -> Span:
+    rows, queries = len(new), max(new)
+    ends = [start + count for start, count in zip(begun, new, strict=True)]
+    alone = rows == 1 and (queries > 1 or not by_bucket)
+    read = ends[0] if alone else min(bucketed(max(ends)), longest)
+    where = {"device": heads.device}
+    at = torch.arange(queries, **where)  # type: ignore[call-overload]
+    count = torch.tensor(new, **where)[:, None]  # type: ignore[arg-type]
+    own = torch.minimum(at, count - 1)  # [rows, queries]
+    gather = scatter = None
+    if min(new) < queries:
+        gather = (own + (count.cumsum(0) - count)).flatten()
+        scatter = (at < count).flatten().nonzero()[:, 0]
+    mask = None
+    if not (rows == 1 and read == ends[0] and queries in (1, read)):
+        last = torch.tensor(begun, **where)[:, None] + own  # type: ignore[arg-type]
+        seen = torch.arange(read, **where) <= last[:, :, None]  # type: ignore[call-overload]
+        mask = torch.zeros(seen.shape, dtype=heads.dtype, **where).masked_fill_(~seen, float("-inf"))  # type: ignore[call-overload]
+        shape = (rows, heads.kv, queries, heads.group, read)
+        mask = mask[:, None, :, None].expand(shape).contiguous().view(rows * heads.kv, -1, read)
+    return Span(token, token + sum(new), slot, rows, queries, read, gather, scatter, mask)
+
+
+def attend(query: Tensor, kv: Tensor, span: Span) -> Tensor:
+    """query [N, heads, d] over kv [2, rows, kv_heads, T, d]: [the span's tokens, heads · d]."""
+    b, n, k, d = span.rows, span.queries, kv.shape[2], kv.shape[4]
+    query = query[span.token : span.end]
+    keys, values = kv[:, span.slot : span.slot + b, :, : span.read]
+    if b == 1 and n > 1:
+        return _alone(query, keys, values, span.mask)
+    if n == 1 and (b <= FEW or span.mask is None):
+        query = query.reshape(b, k, -1, d)
+        mask = None if span.mask is None else span.mask.view(b, k, -1, span.read)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).view(b, -1)
+    if span.gather is not None:
+        query = query.index_select(0, span.gather)
+    query = query.reshape(b, n, k, -1).transpose(1, 2).reshape(b * k, -1, d)
+    keys, values = (t.reshape(b * k, span.read, d) for t in (keys, values))
+    assert span.mask is not None
+    scores = torch.baddbmm(span.mask, query, keys.transpose(1, 2), alpha=d**-0.5)
+    out = torch.bmm(scores.softmax(-1), values).view(b, k, n, -1).transpose(1, 2).reshape(b * n, -1)
+    return out if span.scatter is None else out.index_select(0, span.scatter)
+
+
+def _alone(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """One row with several tokens: [n, heads · d]."""
+    n, heads, d = query.shape
+    if mask is not None:  # that of every head, for they see the same
+        mask = mask.view(keys.shape[1], n, -1, keys.shape[2])[:1, :, 0]
+    out = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=heads > keys.shape[1],
+    )
+    return out[0].transpose(0, 1).reshape(n, heads * d)
