@@ -228,7 +228,7 @@ class Policy:
             head.weight,
             targets,
             temperature=temperature,
-            chunk=128 if hidden.device.type == "cpu" else 512,
+            chunk=256 if hidden.device.type == "cpu" else 512,
             bias=getattr(head, "bias", None),
             differentiable_entropy=entropy_gradient,
         )
