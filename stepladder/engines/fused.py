@@ -201,10 +201,9 @@ class FusedForward:
     def compute(self, ids: Tensor, layout: Layout, wanted: Tensor | None) -> Tensor:
         """Logits [filled, V], or of the tokens `wanted` alone; nothing but tensor operations."""
         x = F.embedding(ids, self.embedding)
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            x = self._layer(layer, x, self.store.kv[index], layout)
-        if wanted is not None:
-            x = x[wanted]
+            x = self._layer(layer, x, self.store.kv[index], layout, wanted if index == last else None)
         return self.head(self._rms(x, self.norm))
 
     def layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Layout:
@@ -249,7 +248,8 @@ class FusedForward:
         scale = torch.rsqrt(torch.addcmul(self.eps_tensor, norm, norm, value=1 / x.shape[-1]))
         return wide.mul_(scale).mul_(weight).to(x.dtype)
 
-    def _layer(self, layer: Layer, x: Tensor, kv: Tensor, layout: Layout) -> Tensor:
+    def _layer(self, layer: Layer, x: Tensor, kv: Tensor, layout: Layout, wanted: Tensor | None) -> Tensor:
+        """The block's output, of the tokens `wanted` alone where those are given."""
         h, k, d = self.heads, self.kv_heads, self.head_dim
         qkv = layer.qkv(self._rms(x, layer.input_norm)).view(-1, h + 2 * k, d)
         if layer.head_norm is not None:
@@ -260,6 +260,9 @@ class FusedForward:
         parts = [attend(qkv[:, :h], kv, span) for span in layout.spans]
         if real < layout.filled:
             parts.append(qkv.new_zeros(layout.filled - real, h * d))
-        x = layer.out.add(parts[0] if len(parts) == 1 else torch.cat(parts), x)
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if wanted is not None:
+            mixed, x = mixed[wanted], x[wanted]
+        x = layer.out.add(mixed, x)
         inner = self._rms(x, layer.mlp_norm)
         return layer.down.add(layer.up.mul(inner, layer.gate.silu(inner)), x)
