@@ -40,7 +40,7 @@ class SlotCache:
     def __init__(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> None:
         self.geometry = geometry
         self._buffer = torch.zeros(0, dtype=dtype, device=device)
-        self._largest = 0  # numbers that it ever had: made once, it need not grow
+        self._asked = self._expected = 0  # numbers since it was freed, and of the time before
         self.kv = self._view(0, 0)
 
     def _view(self, rows: int, length: int) -> Tensor:
@@ -66,9 +66,10 @@ class SlotCache:
             new_length = max(new_length, bucketed(self.length * 3 // 2))
         old, g = self.kv, self.geometry
         size = g.layers * 2 * new_rows * g.kv_heads * new_length * g.head_dim
+        self._asked = max(self._asked, size)
         if size > self._buffer.numel():
-            self._largest = max(self._largest, size)
-            self._buffer = torch.zeros(self._largest, dtype=old.dtype, device=old.device)
+            size = max(size, self._expected)  # made once, it need not grow
+            self._buffer = torch.zeros(size, dtype=old.dtype, device=old.device)
         self.kv = self._view(new_rows, new_length)
         kept, length = min(rows, old.shape[2]), old.shape[4]
         if kept and length:
@@ -95,5 +96,6 @@ class SlotCache:
 
     def free(self) -> None:
         """Give the memory back."""
+        self._expected, self._asked = self._asked, 0
         self._buffer = self._buffer.new_zeros(0)
         self.kv = self._view(0, 0)

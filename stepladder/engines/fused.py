@@ -32,8 +32,8 @@ FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
 class Layout:
     """Where the N tokens of a pass belong; matrices have `filled` rows, those after the N are nobody's.
 
-    cos, sin [filled, heads + 2 · kv_heads, head_dim]: 1 and 0 for the values, which do not turn;
-    where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows], each row's last token.
+    cos, sin [filled, 1, head_dim]; where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows, or
+    a few more], each row's last token.
     """
 
     filled: int
@@ -105,7 +105,7 @@ class FusedForward:
             self.graphs = DecodeGraphs(self, CudaRecorder(self.device))
 
     def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
-        """Tables [length, head_dim] from the model's own module; sines signed for a half-swap."""
+        """Tables [length, 1, head_dim] from the model's own module; sines signed for a half-swap."""
         positions = torch.arange(length)[None]
         module = self.model.model.rotary_emb
         cos, sin = module(
@@ -113,7 +113,7 @@ class FusedForward:
         )
         sign = torch.ones(self.head_dim, device=sin.device)
         sign[: self.head_dim // 2] = -1.0
-        cos, sin = cos[0], (sin * sign)[0]
+        cos, sin = cos[0, :, None], (sin * sign)[0, :, None]
         return cos.to(self.device, self.dtype).contiguous(), sin.to(self.device, self.dtype).contiguous()
 
     @torch.no_grad()
@@ -221,17 +221,12 @@ class FusedForward:
         where = (base + (slot + row)[:, None] * k) * t + positions[:, None]
         return Layout(
             filled,
-            self._of_heads(self.cos[at], 1.0),
-            self._of_heads(self.sin[at], 0.0),
+            self.cos[at],
+            self.sin[at],
             where,
-            end - 1,
+            F.pad(end - 1, (0, self._filled(len(lengths)) - len(lengths))),
             tuple(spans(lengths, starts, slot, t, self.shape, by_bucket=self.graphs is not None)),
         )
-
-    def _of_heads(self, table: Tensor, still: float) -> Tensor:
-        """[n, d] for all heads of a packed projection."""
-        turned = table[:, None].expand(-1, self.heads + self.kv_heads, -1)
-        return F.pad(turned, (0, 0, 0, self.kv_heads), value=still)
 
     def _filled(self, count: int) -> int:
         """A length that oneDNN need not prepare anew each time: up to a sixteenth more than `count`."""
@@ -252,9 +247,10 @@ class FusedForward:
         """The block's output, of the tokens `wanted` alone where those are given."""
         h, k, d = self.heads, self.kv_heads, self.head_dim
         qkv = layer.qkv(self._rms(x, layer.input_norm)).view(-1, h + 2 * k, d)
+        qk = qkv[:, : h + k]
         if layer.head_norm is not None:
-            qkv[:, : h + k] = F.rms_norm(qkv[:, : h + k], (d,), None, self.eps) * layer.head_norm
-        qkv = torch.addcmul(qkv * layout.cos, qkv.roll(d // 2, -1), layout.sin)
+            qk.copy_(F.rms_norm(qk, (d,), None, self.eps) * layer.head_norm)
+        torch.addcmul(qk * layout.cos, qk.roll(d // 2, -1), layout.sin, out=qk)
         real = layout.where.shape[0]
         kv.view(-1, d).index_put_((layout.where,), qkv[:real, h:])
         parts = [attend(qkv[:, :h], kv, span) for span in layout.spans]

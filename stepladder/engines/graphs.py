@@ -100,7 +100,8 @@ class DecodeGraphs:
         store = self.forward.store
         store.reserve(size, bucketed(max(starts) + 1))
         layout = self.forward.layout([1] * size, [*starts, *filling], 0)
-        ids = torch.tensor([*tokens, *filling], device=self.forward.device)
+        rest = [0] * (layout.filled - size)
+        ids = torch.tensor([*tokens, *filling, *rest], device=self.forward.device)
         read = layout.spans[0].read
         if self.off or layout.spans[0].mask is None:  # a single row that fills its bucket
             return self.forward.compute(ids, layout, None)[:count]
@@ -144,13 +145,13 @@ class DecodeGraphs:
 
 def _inputs(ids: Tensor, layout: Layout, new_ids: Tensor, new: Layout) -> list[tuple[Tensor, Tensor]]:
     """(where a graph reads, what it shall read)."""
-    mask, new_mask = layout.spans[0].mask, new.spans[0].mask
-    assert mask is not None
-    assert new_mask is not None
-    return [
+    own, theirs = layout.spans[0], new.spans[0]
+    pairs = [
         (ids, new_ids),
         (layout.cos, new.cos),
         (layout.sin, new.sin),
         (layout.where, new.where),
-        (mask, new_mask),
+        (own.mask, theirs.mask),
+        (own.by_head, theirs.by_head),
     ]
+    return [(mine, other) for mine, other in pairs if mine is not None and other is not None]

@@ -149,10 +149,11 @@ class LocalEngine:
         self._worker.do(self._scheduler.prefixes.clear)
 
     def rest(self) -> None:
-        """Give back the memory of all caches, unless something is under way. Prefixes are computed again."""
+        """Give back the memory of rows (not on CUDA) and prefixes, unless something is under way."""
 
         def give_back() -> None:
-            if not (self._arrived or self._scheduler.busy):
+            self._scheduler.drop_cancelled()
+            if not (self._scheduler.busy or any(not request.cancelled for request in self._arrived)):
                 self._scheduler.prefixes.clear()
                 self._path.forward.rest()
 

@@ -57,7 +57,7 @@ class Scheduler:
     def step(self) -> None:
         """Admit what fits, then one token for every live row, new ones included."""
         start = time.perf_counter()
-        self._drop_cancelled()
+        self.drop_cancelled()
         self._admit()
         self._decode()
         self.stats.seconds += time.perf_counter() - start
@@ -279,7 +279,8 @@ class Scheduler:
                 self.forward.move(len(self.rows), slot, len(last.ids))
                 self.rows[slot] = last
 
-    def _drop_cancelled(self) -> None:
+    def drop_cancelled(self) -> None:
+        """Forget requests that nobody waits for."""
         self.waiting = [request for request in self.waiting if not request.cancelled]
         empty = []
         for slot, row in enumerate(self.rows):

@@ -28,8 +28,9 @@ class Span:
 
     Where rows have unequal numbers of tokens, `gather` [rows · queries] says which token stands at each
     place (the last one again where there are no more), and `scatter` the place of each token.
-    mask [rows · kv_heads, queries · group, read] is added to the scores; None where the rows are one which
-    sees all, or is plain causal.
+    mask [rows, 1, queries, read] is added to the scores; None where the rows are one which sees all, or is
+    plain causal. by_head [rows · kv_heads, queries · group, read] is the same for products over heads, in the
+    type of their scores: float32 where rows have several tokens, as in torch's kernel.
     """
 
     token: int
@@ -41,6 +42,7 @@ class Span:
     gather: Tensor | None
     scatter: Tensor | None
     mask: Tensor | None
+    by_head: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def _runs(lengths: Sequence[int], starts: Sequence[int], heads: Heads) -> Iterat
     """(first row, number of rows) of what attends at once."""
     first = 0
     while first < len(lengths):
-        rows, queries, seen, own = 1, lengths[first], starts[first] + lengths[first], 0
+        rows, queries, seen = 1, lengths[first], starts[first] + lengths[first]
         own = queries * seen
         while first + rows < len(lengths):
             new = lengths[first + rows]
@@ -118,14 +120,21 @@ def _span(
     if min(new) < queries:
         gather = (own + (count.cumsum(0) - count)).flatten()
         scatter = (at < count).flatten().nonzero()[:, 0]
-    mask = None
+    mask = by_head = None
     if not (rows == 1 and read == ends[0] and queries in (1, read)):
         last = torch.tensor(begun, **where)[:, None] + own  # type: ignore[arg-type]
         seen = torch.arange(read, **where) <= last[:, :, None]  # type: ignore[call-overload]
         mask = torch.zeros(seen.shape, dtype=heads.dtype, **where).masked_fill_(~seen, float("-inf"))  # type: ignore[call-overload]
+        mask = mask[:, None]
+    if mask is not None and heads.device.type == "cpu" and rows > (FEW if queries == 1 else 1):
         shape = (rows, heads.kv, queries, heads.group, read)
-        mask = mask[:, None, :, None].expand(shape).contiguous().view(rows * heads.kv, -1, read)
-    return Span(token, token + sum(new), slot, rows, queries, read, gather, scatter, mask)
+        by_head = mask[:, :, :, None].expand(shape).reshape(rows * heads.kv, -1, read)
+        by_head = by_head.contiguous() if queries == 1 else by_head.to(_scores_in(heads.dtype))
+    return Span(token, token + sum(new), slot, rows, queries, read, gather, scatter, mask, by_head)
+
+
+def _scores_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def attend(query: Tensor, kv: Tensor, span: Span) -> Tensor:
@@ -137,23 +146,26 @@ def attend(query: Tensor, kv: Tensor, span: Span) -> Tensor:
         return _alone(query, keys, values, span.mask)
     if n == 1 and (b <= FEW or span.mask is None):
         query = query.reshape(b, k, -1, d)
-        mask = None if span.mask is None else span.mask.view(b, k, -1, span.read)
+        mask = None if span.mask is None else span.mask.expand(b, k, query.shape[2], span.read)
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).view(b, -1)
+    if span.by_head is None:  # rows that decode, elsewhere than on a CPU
+        assert span.mask is not None
+        scores = torch.matmul(query.reshape(b, k, -1, d) * d**-0.5, keys.transpose(-1, -2)).add_(span.mask)
+        return torch.matmul(scores.softmax(-1), values).view(b, -1)
     if span.gather is not None:
         query = query.index_select(0, span.gather)
     query = query.reshape(b, n, k, -1).transpose(1, 2).reshape(b * k, -1, d)
     keys, values = (t.reshape(b * k, span.read, d) for t in (keys, values))
-    assert span.mask is not None
-    scores = torch.baddbmm(span.mask, query, keys.transpose(1, 2), alpha=d**-0.5)
-    out = torch.bmm(scores.softmax(-1), values).view(b, k, n, -1).transpose(1, 2).reshape(b * n, -1)
+    wide = span.by_head.dtype
+    scores = torch.baddbmm(span.by_head, query.to(wide), keys.to(wide).transpose(1, 2), alpha=d**-0.5)
+    mixed = torch.bmm(scores.softmax(-1).to(values.dtype), values)
+    out = mixed.view(b, k, n, -1).transpose(1, 2).reshape(b * n, -1)
     return out if span.scatter is None else out.index_select(0, span.scatter)
 
 
 def _alone(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """One row with several tokens: [n, heads · d]."""
     n, heads, d = query.shape
-    if mask is not None:  # that of every head, for they see the same
-        mask = mask.view(keys.shape[1], n, -1, keys.shape[2])[:1, :, 0]
     out = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         keys,

@@ -134,7 +134,7 @@ def _rung(
     parts += _other_models(recipe, plan, notes, shape_by_name)
     micro = _micro(recipe, name, section, shape, trainable, graphs=2 if critic and not own_trunk else 1)
     if plan.device == "cpu":
-        # a stretch of queries holds the masks of its own few columns, once for all layers
+        # a tile of queries holds the masks of its own few columns, once for all layers
         micro = replace(micro, block=0)
     parts += update_parts(model, micro)
     if plan.device == "cpu":

@@ -67,16 +67,22 @@ def _in_order(parts: list[Tensor], tiling: Tiling) -> Tensor:
 
 def _columns(rows: Tensor, tiles: Tiles) -> Tensor:
     """[count · kv_heads, C, d] of [N, kv_heads, d]."""
-    found = rows.index_select(0, tiles.columns).view(tiles.count, -1, *rows.shape[1:])
+    found = rows[tiles.low : tiles.high]
+    if tiles.columns is not None:
+        found = found.index_select(0, tiles.columns)
+    found = found.view(tiles.count, -1, *rows.shape[1:])
     return found.transpose(1, 2).reshape(-1, found.shape[1], rows.shape[2])
 
 
 def _add_columns(total: Tensor, values: Tensor, tiles: Tiles) -> None:
     """values [count · kv_heads, C, d] onto total [N, kv_heads, d]: many columns may be one token's."""
-    by_tile = values.view(tiles.count, -1, *values.shape[1:]).transpose(1, 2)
+    met = total[tiles.low : tiles.high]
+    by_tile = values.view(tiles.count, -1, *values.shape[1:]).transpose(1, 2)  # [count, C, kv_heads, d]
+    if tiles.columns is None:
+        met += by_tile[0]
+        return
     rows = torch.empty(by_tile.shape, dtype=total.dtype).copy_(by_tile).view(len(tiles.columns), -1)
-    summed = torch.ops.aten.embedding_dense_backward(rows, tiles.columns, len(total), -1, False)
-    total += summed.view(total.shape)
+    met += torch.ops.aten.embedding_dense_backward(rows, tiles.columns, len(met), -1, False).view(met.shape)
 
 
 def _probabilities(asked: Tensor, keys: Tensor, tiles: Tiles, scale: float) -> Tensor:

@@ -94,6 +94,7 @@ class DistillationRung(Rung):
                 if on_policy:
                     refuse_dead_world(groups)
                     metrics |= rollout_metrics(groups)
+                    run.bench.engine.rest()
                 samples = of_groups(groups) if on_policy else self._batch(conversations)
                 metrics |= self._update(optimizer, teacher, samples)
                 if section.on_policy > 0:

@@ -90,13 +90,13 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
                     log.info("RL ends after %d steps: the tasks of all epochs are played", state.step)
                     break
                 sampled_at = time.monotonic()
-                if parts.stream is None:
-                    bench.engine.rest()
                 with uninterrupted():
                     groups, batch = credit(parts, collected)
                     metrics = rollout_metrics(groups) | collected.metrics
                     metrics |= engine_metrics(bench.engine.stats())
                     metrics |= watch.sampled(state.step, groups, batch.samples)
+                    if parts.stream is None:
+                        bench.engine.rest()
                     metrics |= update(parts, batch, stale=metrics["version_lag_max"] > 0)
                     updated_at = time.monotonic()
                     bench.sync()

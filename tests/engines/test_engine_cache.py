@@ -41,3 +41,19 @@ def test_growth_keeps_what_the_rows_asked_for_hold(requests: list[tuple[int, int
     assert torch.equal(cache.read(0, 0, written[source].shape[3]), written[source])
     cache.free()
     assert cache.kv.numel() == 0
+
+
+def test_memory_given_back_comes_again_in_one_piece() -> None:
+    """And only as much as was asked for since the time before, however large it once was."""
+    cache = SlotCache(Geometry(2, 3, 4), torch.float32, torch.device("cpu"))
+    cache.reserve(2, 640)
+    cache.reserve(8, 64)
+    largest = cache.kv.numel()
+    cache.free()
+    assert cache.kv.numel() == 0
+    cache.reserve(1, 32)
+    assert cache._buffer.numel() == largest
+    cache.free()
+    cache.reserve(1, 32)
+    assert cache._buffer.numel() < largest
+    assert torch.isfinite(cache.kv).all()

@@ -196,3 +196,39 @@ def test_padding_never_shows(kind: str, fused: bool) -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("kind", "fused"), [("llama", True), ("llama", False), ("gpt2", False)])
+def test_an_engine_that_rested_goes_on_as_before(kind: str, fused: bool) -> None:
+    """Caches and prefixes are gone while nothing is under way, and only then; the tokens stay the same, in
+    a session that goes on too. A cancelled request keeps nothing."""
+    model = tiny(kind)
+    ids = prompt(20, 1)
+
+    async def main() -> None:
+        engine = LocalEngine(model, fused=fused)
+        scheduler = engine._scheduler
+        session = engine.session()
+        before = await session.generate(ids, GREEDY)
+        assert scheduler.prefixes.bytes > 0
+        engine.rest()
+        assert scheduler.prefixes.bytes == 0
+        assert scheduler.store.kv.numel() == 0  # type: ignore[union-attr]
+        longer = [*ids, *before.token_ids]
+        assert_greedy(model, longer, await session.generate(longer, GREEDY), 12)
+        under_way = asyncio.ensure_future(session.generate(ids, GREEDY))
+        while not scheduler.rows:
+            await asyncio.sleep(0)
+        engine.rest()
+        assert (await under_way).token_ids == before.token_ids
+        cancelled = asyncio.ensure_future(session.generate(ids, Sampling(0.0, 200)))
+        while not scheduler.rows:
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        engine.rest()
+        assert not scheduler.rows
+        assert scheduler.store.kv.numel() == 0  # type: ignore[union-attr]
+        await engine.close()
+
+    asyncio.run(main())

@@ -111,8 +111,9 @@ def test_pairs_that_no_query_of_a_tile_needs_are_not_computed(monkeypatch: pytes
     own[128:, 64:128] = False
     both, prompt = tiling([Block(0, 192, own)], 0, 192).batches
     assert (both.count, both.first, prompt.count, prompt.first) == (2, 65, 1, 1)
+    assert both.columns is not None
     assert both.columns.tolist() == [*range(128), *range(64), *range(128, 192)]
-    assert prompt.columns.tolist() == list(range(64))
+    assert (prompt.columns, prompt.low, prompt.high) == (None, 0, 64)  # a stretch of the row
     assert both.queries.tolist() == list(range(64, 192))
     assert len(both.spare) == 0
 
@@ -144,3 +145,40 @@ def test_a_token_that_fills_a_tile_up_counts_once(monkeypatch: pytest.MonkeyPatc
     row_attention(q, k, v, parts, 1.0).sum().backward()
     wanted = [sum(1 / (t + 1) for t in range(j, 5)) for j in range(5)]
     torch.testing.assert_close(v.grad.flatten(), torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_is_as_near_as_the_kernel_of_torch(dtype: torch.dtype) -> None:
+    """Beside float64, on the types that training uses, for a group of siblings behind a prompt."""
+    own = np.tril(np.ones((72, 72), dtype=bool))
+    own[44:, 16:44] = False
+    blocks, g = [Block(0, 72, own)], torch.Generator().manual_seed(0)
+    exact = [torch.randn(72, heads, 16, generator=g, dtype=torch.float64) for heads in (4, 2, 2)]
+    leaves = [t.to(dtype).requires_grad_() for t in exact]
+    grad = torch.randn(72, 4, 16, generator=g).to(dtype)
+    ours = row_attention(*leaves, tiling(blocks, 0, 72), 0.25)
+
+    def kernel(tensors: list[torch.Tensor]) -> torch.Tensor:
+        mask, by_head = who_sees_whom(blocks, 0, 72), [t.transpose(0, 1)[None] for t in tensors]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *by_head, attn_mask=mask, scale=0.25, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    truth, theirs = kernel(wide), kernel(leaves)
+    true_grads = torch.autograd.grad(truth, wide, grad.double())
+    mine, others = torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad)
+    for a, b, c in zip((ours, *mine), (theirs, *others), (truth, *true_grads), strict=True):
+        own_error, their_error = (float((x - c).detach().norm()) for x in (a, b))
+        assert own_error <= 1.5 * their_error
+
+
+def test_a_long_row_needs_no_memory_that_grows_with_its_square() -> None:
+    """8,192 tokens of one sequence: masks and indices of a few megabytes (a boolean square has 67), and no
+    tile with more pairs than allowed."""
+    parts = tiling([Block(0, 8192, None)], 0, 8192)
+    held = [t for tiles in parts.batches for t in (tiles.hidden, tiles.columns) if t is not None]
+    assert sum(t.numel() * t.element_size() for t in held) < 4e6
+    for tiles in parts.batches:
+        assert len(tiles.queries) // tiles.count * (tiles.high - tiles.low) <= cutting.MOST

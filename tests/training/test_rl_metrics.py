@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from spine import digit_recipe, lines, sample
 
 from stepladder.algorithms import ALGORITHMS
-from stepladder.training import ladder
+from stepladder.engines.local import LocalEngine
+from stepladder.training import ladder, rl
 from stepladder.training.credit import make_batch
 from stepladder.training.progress import Display
 from stepladder.types import Group, Score, Task, TrainingSample, Trajectory
@@ -26,6 +29,31 @@ def test_sampled_and_trained_tokens_have_names_of_their_own(tmp_path: Path) -> N
     for m in metrics:  # both of a pair with different rewards have an advantage
         assert m["trained_tokens"] == (m["sampled_tokens"] if m["updated"] else 0.0)
         assert "tokens" not in m
+
+
+@pytest.mark.parametrize(("more", "rests"), [((), True), (("rl.max_staleness=1", "run.exact=false"), False)])
+def test_the_engine_rests_in_each_update_unless_it_plays_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], rests: bool
+) -> None:
+    """In the first one too, whatever the checks before it made the engine compute."""
+    held: list[int] = []
+    engines: list[LocalEngine] = []
+    made, update = LocalEngine.__init__, rl.rl_update
+
+    def remembered(self: LocalEngine, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        engines.append(self)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        held.append(engines[-1]._scheduler.store.kv.numel())  # type: ignore[union-attr]
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(LocalEngine, "__init__", remembered)
+    monkeypatch.setattr(rl, "rl_update", watched)
+    small = ("rl.tasks_per_step=2", "rl.group_size=2", "rl.steps=3", "evaluation.raw=0", "evaluation.tasks=1")
+    ladder.train(digit_recipe(tmp_path, "run", *small, *more), display=Display(quiet=True))
+    assert len(held) == 3
+    assert all(n == 0 for n in held) if rests else any(held)
 
 
 def test_a_group_that_shrinks_to_one_is_left_out_as_a_whole() -> None:
