@@ -123,7 +123,7 @@ def context(bench: Bench, length: int) -> dict[str, float]:
     return {
         "train s": train,
         "train peak MB": memory / 1e6,
-        "decode ms a token": (more - none) / o.new / o.rows * 1e3,
+        "decode ms a token": longer(more, none) / o.new / o.rows * 1e3,
     }
 
 
@@ -186,7 +186,18 @@ def batch(bench: Bench, size: int) -> dict[str, float]:
     prompts = [[*bench.ids(4, 400), *bench.ids(4, 401 + i)] for i in range(size)]
     more = bench.median(lambda: bench.side.run(Work(prompts, 1 + o.steps))[0])
     none = bench.median(lambda: bench.side.run(Work(prompts, 1))[0])
-    return {"decode s": more - none, "tokens/s": size * o.steps / (more - none)}
+    seconds = longer(more, none)
+    return {"decode s": seconds, "tokens/s": size * o.steps / seconds}
+
+
+def longer(more: float, none: float) -> float:
+    """What the longer of two runs took more."""
+    if more <= none:
+        raise SystemExit(
+            f"decoding more tokens took {more:.3f} s, fewer {none:.3f} s: something else computes on this "
+            "machine. The same command goes on from here once it is quiet"
+        )
+    return more - none
 
 
 def memory(options: argparse.Namespace) -> list[tuple[int, float]]:

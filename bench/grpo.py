@@ -179,7 +179,7 @@ def options_parser() -> argparse.ArgumentParser:
     made.add_argument("--long-steps", type=int, default=1, help="long steps of trl, each takes minutes")
     made.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of trl")
     made.add_argument("--micro", type=int, default=8, help="trl's completions a micro-batch, its default")
-    made.add_argument("--budget", type=int, default=1024, help="our token_budget")
+    made.add_argument("--budget", type=int, default=768, help="our token_budget: here a group at a time")
     return made
 
 
