@@ -6,8 +6,8 @@ Generation, reward, update and (ours) weight sync; the same model, texts and num
 which ends early. Each side runs in a process of its own. First, in float32 and on given completions, the
 norms of the first gradients must agree (the losses are 0 at a ratio of 1). Then each library as it comes:
 trl with its defaults (bf16 autocast on float32 weights, activation checkpointing, 8 completions a
-micro-batch), and with checkpointing off; stepladder with bf16 weights, float32 masters and the in-process
-engine. The best of trl's two counts.
+micro-batch), and with checkpointing off; stepladder with bf16 weights, float32 masters, the in-process
+engine and a group a micro-batch. The best of trl's two counts.
 
 The first step of each process is a warm-up. Short prompts come first, then long ones; trl takes minutes for a
 long step, so there it makes `--long-steps` only.
@@ -66,7 +66,7 @@ def worker(
         data.write_text(json.dumps(steps), encoding="utf-8")
         command = [python, str(HERE / f"grpo_{side}.py"), "--mode", mode, "--data", str(data)]
         command += ["--out", str(out), "--model", str(model_folder(options.model))]
-        for name in ("group", "new", "micro", "budget", "threads"):
+        for name in ("group", "new", "micro", "threads"):
             command += [f"--{name}", str(sizes.get(name, getattr(options, name)))]
         print(f"{side} {mode}: {len(steps)} steps", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
@@ -179,7 +179,6 @@ def options_parser() -> argparse.ArgumentParser:
     made.add_argument("--long-steps", type=int, default=1, help="long steps of trl, each takes minutes")
     made.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of trl")
     made.add_argument("--micro", type=int, default=8, help="trl's completions a micro-batch, its default")
-    made.add_argument("--budget", type=int, default=768, help="our token_budget: here a group at a time")
     return made
 
 

@@ -30,7 +30,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("model", "mode"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("group", "new", "micro", "budget", "threads"):
+    for name in ("group", "new", "micro", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("data", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

@@ -29,10 +29,10 @@ ROW = dataclasses.replace(
 class Run:
     """`exact`: all in float32, on given completions, without an engine."""
 
-    def __init__(self, policy: Policy, *, group: int, new: int, budget: int, exact: bool) -> None:
+    def __init__(self, policy: Policy, *, group: int, new: int, exact: bool) -> None:
         self.policy, self.group, self.new = policy, group, new
         self.optimizer = MasterOptimizer(policy.trainable())
-        self.rules = UpdateRules(row=ROW, token_budget=budget, correction="none" if exact else "token_cap")
+        self.rules = UpdateRules(row=ROW, correction="none" if exact else "token_cap")
         self.engine = None if exact else LocalEngine(policy.model, dtype="auto")
         self.canary = None if self.engine is None else Canary(policy, self.engine)
         self.runner = asyncio.Runner()
@@ -47,7 +47,9 @@ class Run:
             made = self.runner.run(self._play(expanded, self.engine))
             self.engine.rest()
         batch = make_batch(self._groups(prompts, made), ROW)
-        metrics = rl_update(self.policy, self.optimizer, batch, self.rules, learning_rate=RATE)
+        together = max(map(len, prompts)) + self.group * self.new  # tokens of a group
+        rules = dataclasses.replace(self.rules, token_budget=together)
+        metrics = rl_update(self.policy, self.optimizer, batch, rules, learning_rate=RATE)
         if self.engine is not None and self.canary is not None:
             self.version += 1
             self.engine.sync(self.version)
@@ -104,7 +106,7 @@ def main() -> None:
     imports = peak()
     exact = args.mode == "agree"
     policy = Policy(*load_model(args.model, dtype="float32" if exact else "bfloat16", device="cpu"))
-    run = Run(policy, group=args.group, new=args.new, budget=args.budget, exact=exact)
+    run = Run(policy, group=args.group, new=args.new, exact=exact)
     meter, metrics = Meter(), []
     for step in steps:
         meter.begin()

@@ -189,7 +189,7 @@ def test_decode_runs_and_goes_on_where_it_stopped(folder: str, tmp_path: Path) -
 @pytest.mark.parametrize("exact", [True, False])
 def test_our_grpo_step_updates(folder: str, exact: bool) -> None:
     policy = Policy(*load_model(folder, dtype="float32", device="cpu"))
-    run = grpo_ours.Run(policy, group=4, new=6, budget=64, exact=exact)
+    run = grpo_ours.Run(policy, group=4, new=6, exact=exact)
     before = policy.lm.model.layers[0].mlp.up_proj.weight.detach().clone()
     given = tuple(tuple(range(10 + i, 14 + i)) for i in range(8))
     try:
