@@ -6,6 +6,7 @@ repeated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -74,29 +75,28 @@ def _runs(lengths: Sequence[int], starts: Sequence[int], heads: Heads) -> Iterat
     """(first row, number of rows) of what attends at once."""
     first = 0
     while first < len(lengths):
-        rows, queries, seen = 1, lengths[first], starts[first] + lengths[first]
-        own = queries * seen
-        while first + rows < len(lengths):
-            new = lengths[first + rows]
-            ends = starts[first + rows] + new
-            if queries == 1 or new == 1:
-                if queries != new:
-                    break
-            else:
-                wide, far = max(queries, new), max(seen, ends)
-                pairs = (rows + 1) * wide * far
-                short = max(queries * seen, new * ends) <= SHORT
-                if (
-                    heads.device.type != "cpu"
-                    or not short
-                    or pairs > PAIRS
-                    or own + new * ends < FILLED * pairs
-                ):
-                    break
-                queries, seen, own = wide, far, own + new * ends
-            rows += 1
+        rows = 1
+        if lengths[first] == 1:
+            rows = sum(1 for _ in itertools.takewhile(lambda new: new == 1, lengths[first:]))
+        elif heads.device.type == "cpu":
+            rows = _alike(lengths[first:], starts[first:])
         yield first, rows
         first += rows
+
+
+def _alike(lengths: Sequence[int], starts: Sequence[int]) -> int:
+    """How many rows, from the first on, have several new tokens and are worth computing side by side."""
+    rows, queries, seen = 1, lengths[0], starts[0] + lengths[0]
+    own = queries * seen
+    for new, start in zip(lengths[1:], starts[1:], strict=True):
+        end = start + new
+        wide, far = max(queries, new), max(seen, end)
+        pairs = (rows + 1) * wide * far
+        long = max(queries * seen, new * end) > SHORT
+        if new == 1 or long or pairs > PAIRS or own + new * end < FILLED * pairs:
+            break
+        rows, queries, seen, own = rows + 1, wide, far, own + new * end
+    return rows
 
 
 def _span(
@@ -112,9 +112,9 @@ def _span(
     ends = [start + count for start, count in zip(begun, new, strict=True)]
     alone = rows == 1 and (queries > 1 or not by_bucket)
     read = ends[0] if alone else min(bucketed(max(ends)), longest)
-    where = {"device": heads.device}
-    at = torch.arange(queries, **where)  # type: ignore[call-overload]
-    count = torch.tensor(new, **where)[:, None]  # type: ignore[arg-type]
+    device = heads.device
+    at = torch.arange(queries, device=device)
+    count = torch.tensor(new, device=device)[:, None]
     own = torch.minimum(at, count - 1)  # [rows, queries]
     gather = scatter = None
     if min(new) < queries:
@@ -122,19 +122,19 @@ def _span(
         scatter = (at < count).flatten().nonzero()[:, 0]
     mask = by_head = None
     if not (rows == 1 and read == ends[0] and queries in (1, read)):
-        last = torch.tensor(begun, **where)[:, None] + own  # type: ignore[arg-type]
-        seen = torch.arange(read, **where) <= last[:, :, None]  # type: ignore[call-overload]
-        mask = torch.zeros(seen.shape, dtype=heads.dtype, **where).masked_fill_(~seen, float("-inf"))  # type: ignore[call-overload]
+        last = torch.tensor(begun, device=device)[:, None] + own
+        seen = torch.arange(read, device=device) <= last[:, :, None]
+        mask = torch.zeros(seen.shape, dtype=heads.dtype, device=device).masked_fill_(~seen, float("-inf"))
         mask = mask[:, None]
-    if mask is not None and heads.device.type == "cpu" and rows > (FEW if queries == 1 else 1):
+    if mask is not None and device.type == "cpu" and rows > (FEW if queries == 1 else 1):
         shape = (rows, heads.kv, queries, heads.group, read)
         by_head = mask[:, :, :, None].expand(shape).reshape(rows * heads.kv, -1, read)
-        by_head = by_head.contiguous() if queries == 1 else by_head.to(_scores_in(heads.dtype))
+        by_head = (
+            by_head.contiguous()
+            if queries == 1
+            else by_head.to(torch.promote_types(heads.dtype, torch.float32))
+        )
     return Span(token, token + sum(new), slot, rows, queries, read, gather, scatter, mask, by_head)
-
-
-def _scores_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def attend(query: Tensor, kv: Tensor, span: Span) -> Tensor:
