@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens from hidden states, without the [B, T, V] tensor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,45 +103,53 @@ class _Settings(NamedTuple):
 
 
 AddRows = Callable[[Tensor | slice, Tensor], None]
-KEPT_BYTES = (
-    128 * 2**20
-)  # of slopes kept from forward to backward: 1,365 tokens of a vocabulary of 49k in bf16
-BLOCK_ROWS = 1024  # of a half-precision head in float32 at a time: a few megabytes, which stay in the cache
+# Of slopes kept from forward to backward: 1,365 tokens of a vocabulary of 49k in bf16.
+KEPT_BYTES = 128 * 2**20
+BLOCK_ROWS = (
+    1024  # of the head at a time: a few megabytes, which stay in a core's reach; eight times on a GPU
+)
 
 
 class _Room:
-    """Buffers for one chunk, used again for every chunk: fresh pages cost as much as a pass over them."""
+    """Products with the head, and buffers that are used again for each of them: fresh pages cost as much as
+    a pass over them."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype, rows: int) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
         # CUDA multiplies halves with float32 results by itself; elsewhere the head is cast, block by block.
         self.direct = hidden.device.type == "cuda" and hidden.dtype == weight.dtype != dtype
         self.cast = not self.direct and weight.dtype != dtype
-        self.shape, self.dtype = (min(rows, len(hidden)), len(weight)), dtype
-        self.z: Tensor | None = None
+        self.dtype, self.device = dtype, weight.device
+        self.block = min(BLOCK_ROWS if hidden.device.type == "cpu" else 8 * BLOCK_ROWS, len(weight))
+        self.held: dict[str, Tensor] = {}
+
+    def of(self, name: str, rows: int, columns: int) -> Tensor:
+        """The buffer of that name, [rows, columns] of it, in the working dtype."""
+        held = self.held.get(name)
+        if held is None or held.numel() < rows * columns:
+            held = self.held[name] = torch.empty(rows * columns, dtype=self.dtype, device=self.device)
+        return held[: rows * columns].view(rows, columns)
+
+    def blocks(self, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """(which rows of the head, the rows as they are multiplied), until all were there."""
+        for start in range(0, len(weight), self.block):
+            rows = slice(start, min(start + self.block, len(weight)))
+            part = weight[rows]
+            yield rows, self.of("head", *part.shape).copy_(part) if self.cast else part
+
+    def product(self, hidden: Tensor, block: Tensor) -> Tensor:
+        """h·Wᵀ [rows, rows of the block] in the working dtype."""
+        if self.direct:
+            return torch.mm(hidden, block.t(), out_dtype=torch.float32)
+        return torch.mm(hidden, block.t(), out=self.of("logits", len(hidden), len(block)))
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
         """z/T [rows, V] in the working dtype."""
         if self.direct:
-            z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-        else:
-            if self.z is None:
-                self.z = torch.empty(self.shape, dtype=self.dtype, device=weight.device)
-            z = self.z[: len(hidden)]
-            wide = hidden.to(z.dtype)
-            for start, block in self.blocks(weight):
-                torch.mm(wide, block.t(), out=z[:, start : start + len(block)])
+            return _finished(self.product(hidden, weight), bias, settings)
+        z, wide = self.of("logits", len(hidden), len(weight)), hidden.to(self.dtype)
+        for rows, block in self.blocks(weight):
+            torch.mm(wide, block.t(), out=z[:, rows])
         return _finished(z, bias, settings)
-
-    def blocks(self, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(its first row, some rows of the head in the working dtype), until all rows were there."""
-        if not self.cast:
-            yield 0, weight
-            return
-        shape = min(BLOCK_ROWS, len(weight)), weight.shape[1]
-        room = torch.empty(shape, dtype=self.dtype, device=weight.device)
-        for start in range(0, len(weight), BLOCK_ROWS):
-            part = weight[start : start + BLOCK_ROWS]
-            yield start, room[: len(part)].copy_(part)
 
 
 def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
@@ -153,52 +161,65 @@ def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
     return z if settings.temperature == 1.0 else z.div_(settings.temperature)
 
 
-def _sums_by_block(
-    room: _Room, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(top, Σ_v e^(z − top), Σ_v e^(z − top)·(z − top), z of the target − top), each [N], for a head that is
-    cast: each block is cast once for all rows, and no more than its logits exist at a time.
+def _scores(
+    room: _Room,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: _Settings,
+    slopes: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(lse, log-probability, entropy), each [N], by one pass over the blocks of the head: no more than the
+    logits of one exist at a time. Fills `slopes` [N, V], −T · d logp/d(h·Wᵀ + b), if given.
 
     When a block brings a larger top t', sums over what came before are moved: with c = e^(t − t'), s becomes
     c·s and a becomes c·(a + s·(t − t')).
     """
-    wide = hidden.to(room.dtype)
-    top = torch.full_like(wide[:, 0], float("-inf"))
+    wide = hidden if room.direct else hidden.to(room.dtype)
+    top = torch.full_like(wide[:, 0], float("-inf"), dtype=room.dtype)
     total, along, chosen = torch.zeros_like(top), torch.zeros_like(top), torch.zeros_like(top)
-    for start, block in room.blocks(weight):
-        part = slice(start, start + len(block))
-        z = _finished(wide @ block.t(), None if bias is None else bias[part], settings)
-        inside = (targets >= start) & (targets < start + len(block))
-        mine = z.gather(-1, (targets - start).clamp(0, len(block) - 1).unsqueeze(-1)).squeeze(-1)
+    tops = []
+    for rows, block in room.blocks(weight):
+        z = _finished(room.product(wide, block), None if bias is None else bias[rows], settings)
+        cap_slope = None if slopes is None else _cap_slope(z, settings)
+        inside = (targets >= rows.start) & (targets < rows.stop)
+        mine = z.gather(-1, (targets - rows.start).clamp(0, len(block) - 1).unsqueeze(-1)).squeeze(-1)
         chosen = torch.where(inside, mine, chosen)
         new = torch.maximum(top, z.amax(-1))
         moved = torch.where(total > 0, top - new, 0.0)
         shrink = moved.exp()
-        masses = z.sub_(new.unsqueeze(-1)).exp()
-        along = shrink * (along + total * moved) + torch.linalg.vecdot(masses, z)
+        masses = torch.exp(z.sub_(new.unsqueeze(-1)), out=room.of("masses", *z.shape))
+        along = shrink * (along + total * moved) + z.mul_(masses).sum(-1)
         total = shrink * total + masses.sum(-1)
         top = new
-    return top, total, along, chosen - top
+        if slopes is not None:
+            slopes[:, rows] = masses if cap_slope is None else masses.mul_(cap_slope)
+            tops.append(new)
+    log_total = total.log()
+    lse, logprobs = log_total + top, chosen - top - log_total
+    if slopes is not None:
+        _norm_slopes(slopes, tops, lse, room)
+        # p − 1 by way of its logarithm: of a p near 1, rounded to half precision, nothing would be left
+        cap_slope, own = _cap_slope(chosen, settings), torch.expm1(logprobs)
+        own = own if cap_slope is None else own * cap_slope
+        slopes[torch.arange(len(own), device=own.device), targets] = own.to(slopes.dtype)
+    return lse, logprobs, log_total - along / total  # H = ln Σe^z − Σ p·z
 
 
-def _sums(z: Tensor) -> tuple[Tensor, Tensor]:
-    """(Σ_v e^z, Σ_v e^z·z) of every row, some columns at a time."""
-    total, along = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])
-    for part in torch.split(z, BLOCK_ROWS, dim=-1):
-        masses = part.exp()
-        total += masses.sum(-1)
-        along += torch.linalg.vecdot(masses, part)
-    return total, along
+def _norm_slopes(slopes: Tensor, tops: Sequence[Tensor], lse: Tensor, room: _Room) -> None:
+    """From e^(z − the top of its block) to e^(z − lse), block by block."""
+    for number, top in enumerate(tops):
+        part = slopes[:, number * room.block : (number + 1) * room.block]
+        wide = room.of("masses", *part.shape).copy_(part)
+        part.copy_(wide.mul_((top - lse).exp_().unsqueeze(-1)))
 
 
-def _slopes(z: Tensor, targets: Tensor, lse: Tensor, top: Tensor, settings: _Settings) -> Tensor:
-    """−T · d logp/d(h·Wᵀ + b) [rows, V], in place of z = capped logits / T − top."""
-    temperature, soft_cap = settings.temperature, settings.soft_cap
-    # d(c·tanh(u/c))/du = 1 − (z·T/c)²
-    cap_slope = None if soft_cap is None else 1 - ((z + top) * (temperature / soft_cap)) ** 2
-    p = z.sub_(lse.unsqueeze(-1) - top).exp_()
-    p.scatter_add_(-1, targets.unsqueeze(-1), p.new_full((len(p), 1), -1.0))
-    return p if cap_slope is None else p.mul_(cap_slope)
+def _cap_slope(z: Tensor, settings: _Settings) -> Tensor | None:
+    """d(c·tanh(u/c))/du = 1 − (z·T/c)², for z capped and over the temperature."""
+    if settings.soft_cap is None:
+        return None
+    return 1 - (z * (settings.temperature / settings.soft_cap)) ** 2
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -210,34 +231,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         count = len(targets)
         logprobs = torch.empty(count, dtype=dtype, device=hidden.device)
         entropy, lse = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        room = _Room(hidden, weight, dtype, settings.chunk)
+        room = _Room(hidden, weight, dtype)
         ahead = _prepared_how(ctx, hidden, weight, settings)
         shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
         prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        # as many numbers at a time as `chunk` rows of logits have
+        step = settings.chunk if ahead == "hidden" else settings.chunk * len(weight) // room.block
         with torch.autocast(hidden.device.type, enabled=False):
-            by_block = prepared is None and room.cast
-            # as many numbers at a time as `chunk` rows of logits have
-            step = settings.chunk * max(1, len(weight) // BLOCK_ROWS if by_block else 1)
             for start in range(0, count, step):
                 rows = slice(start, start + step)
-                if by_block:
-                    top, total, along, chosen = _sums_by_block(
-                        room, hidden[rows], weight, bias, targets[rows], settings
-                    )
-                    log_total = total.log()
-                    lse[rows], logprobs[rows] = log_total + top, chosen - log_total
-                    entropy[rows] = log_total - along / total
-                    continue
-                z = room.logits(hidden[rows], weight, bias, settings)
-                top = z.amax(-1, keepdim=True)
-                total, along = _sums(z.sub_(top))
-                log_total = total.log()
-                lse[rows] = log_total + top.squeeze(-1)
-                logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - log_total
-                entropy[rows] = log_total - along / total  # H = ln Σe^z − Σ p·z
+                some, slopes = hidden[rows], None
                 if prepared is not None:
-                    slopes = _slopes(z, targets[rows], lse[rows], top, settings)
-                    prepared[rows] = slopes if ahead == "kept" else slopes.to(weight.dtype) @ weight
+                    slopes = prepared[rows] if ahead == "kept" else prepared.new_empty(len(some), len(weight))
+                found = _scores(room, some, weight, bias, targets[rows], settings, slopes)
+                lse[rows], logprobs[rows], entropy[rows] = found
+                if prepared is not None and slopes is not None and ahead == "hidden":
+                    prepared[rows] = slopes @ weight
         ctx.settings, ctx.ahead, ctx.dtype = settings, ahead, dtype
         ctx.add_rows = getattr(weight, "add_gradient_rows", None)
         ctx.hidden_dtype = hidden.dtype
@@ -300,7 +309,7 @@ def _gradients_anew(
     hidden, weight, bias, targets, lse, entropy, _ = ctx.saved_tensors
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     settings: _Settings = ctx.settings
-    room = _Room(hidden, weight, ctx.dtype, settings.chunk)
+    room = _Room(hidden, weight, ctx.dtype)
     to_hidden = torch.empty_like(hidden) if needs_hidden else None
     to_weight = torch.zeros_like(weight, dtype=ctx.dtype) if needs_weight else None
     to_bias = torch.zeros_like(weight[:, 0], dtype=ctx.dtype) if needs_bias else None
@@ -332,9 +341,7 @@ def _logit_slopes(
     settings: _Settings,
 ) -> Tensor:
     """dL/d(h·Wᵀ + b) [chunk, V], from z = the logits after cap and temperature (overwritten)."""
-    temperature, soft_cap = settings.temperature, settings.soft_cap
-    # d(c·tanh(u/c))/du = 1 − (z·T/c)²
-    cap_slope = None if soft_cap is None else 1 - (z * (temperature / soft_cap)) ** 2
+    temperature, cap_slope = settings.temperature, _cap_slope(z, settings)
     logp = z.sub_(lse.unsqueeze(-1))
     if settings.with_entropy:
         # dH/dz_v = −p_v·(ln p_v + H)

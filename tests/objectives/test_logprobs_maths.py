@@ -1,5 +1,8 @@
 """Chunked log-probabilities equal the plain ones: values, entropies, all gradients, whatever the chunk."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -57,6 +60,7 @@ def test_equal_to_the_plain_form(
     with_entropy: bool,
 ) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 1 + seed % 12)
     hidden, head, bias, targets = inputs(seed)
     weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     lp, entropy = chunked_logprobs(
@@ -161,8 +165,6 @@ def test_a_cast_head_is_summed_block_by_block(
 ) -> None:
     """Without gradients no row of all logits is made; the largest logit may come in any block."""
     monkeypatch.setattr(module, "BLOCK_ROWS", rows)
-    real, calls = module._sums_by_block, []
-    monkeypatch.setattr(module, "_sums_by_block", lambda *a: calls.append(1) or real(*a))
     hidden, head, bias, targets = (
         t.bfloat16() if t.is_floating_point() else t for t in inputs(seed, vocabulary=40)
     )
@@ -178,10 +180,66 @@ def test_a_cast_head_is_summed_block_by_block(
             soft_cap=cap,
             bias=bias if biased else None,
         )
-        assert calls
         wanted = plain(hidden.double(), head.double(), bias.double(), targets, temperature, cap)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("products", ["cast", "direct"])
+def test_a_token_that_is_nearly_certain_keeps_its_slope(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, products: str
+) -> None:
+    """Two tokens whose logits are 7 apart, in blocks of one: p = 1/(1 + e⁻⁷) = .99909, which bfloat16 rounds
+    to 1; the slope of h is (1 − p)·(w₀ − w₁) all the same."""
+    monkeypatch.setattr(module, "BLOCK_ROWS", 1)
+    if products == "direct":
+        wide_products(monkeypatch)
+    hidden = torch.tensor([[1.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    head = torch.tensor([[7.0, 0.0], [0.0, 0.0]], dtype=torch.bfloat16, requires_grad=not frozen)
+    lp, _ = chunked_logprobs(hidden, head, idx(0))
+    (slope,) = torch.autograd.grad(lp.sum(), hidden)
+    rest = 1 / (1 + math.e**7)  # 1 − p
+    assert slope[0, 0].item() == pytest.approx(7 * rest, rel=2**-7)  # rounded twice
+    assert lp.item() == pytest.approx(math.log(1 - rest), abs=1e-7)
+
+
+def wide_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does: products of halves whose results are float32."""
+
+    class Room(module._Room):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.direct, self.cast = True, False
+
+    real = torch.mm
+
+    def mm(
+        a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        if out_dtype is None:
+            return real(a, b) if out is None else real(a, b, out=out)
+        return real(a.to(out_dtype), b.to(out_dtype))
+
+    monkeypatch.setattr(module, "_Room", Room)
+    monkeypatch.setattr(torch, "mm", mm)
+
+
+def test_wide_products_score_like_a_cast_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, head, bias, targets = (
+        t.bfloat16() if t.is_floating_point() else t for t in inputs(3, vocabulary=40)
+    )
+    monkeypatch.setattr(module, "BLOCK_ROWS", 9)
+
+    def both() -> list[Tensor]:
+        h, w = hidden.detach().requires_grad_(), head.detach().requires_grad_()
+        lp, entropy = chunked_logprobs(h, w, targets, bias=bias.detach(), chunk=2)
+        return [lp, entropy, *torch.autograd.grad(lp.sum(), (h, w))]
+
+    cast = both()
+    wide_products(monkeypatch)
+    for mine, theirs in zip(both(), cast, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_autocast_does_not_reach_inside() -> None:
