@@ -1,7 +1,8 @@
 """AdamW on fp32 master weights, whatever precision the model computes in.
 
 A bf16 weight of 0.02 does not move by 1e-6 (it has 8 bits of mantissa); an fp32 master does, and the
-rounded copy follows once the steps add up. Gradients of micro-batches are summed in fp32 too.
+rounded copies follow: of many such weights, in every step as large a share as keeps their mean right (see
+`spread`). Gradients of micro-batches are summed in fp32 too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,33 @@ from torch import Tensor, nn
 
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
 from stepladder.policies.heap import trim_heap
+
+HIDDEN_BITS = {torch.bfloat16: 16, torch.float16: 13}  # the last bits of a float32, which rounding takes away
+PIECE = 2**22  # numbers drawn at a time
+
+
+@torch.no_grad()
+def spread(masters: Tensor, dtype: torch.dtype) -> Tensor:
+    """Move float32 copies of `dtype` weights, in place, each to a place drawn from all that round to it.
+
+    The weights stay what they were, to the bit. But copies start in the middle of what rounds to them, and
+    all would have half a spacing to go before the first weight moves: of SmolLM2 none in five steps of 1e-5,
+    then most at once. Spread out, a step of a tenth of the spacing moves a tenth of the weights, and their
+    mean moves as in float32: dithering (Schuchman 1964, "Dither Signals and Their Effect on Quantization
+    Noise"), done once. Zeros stay where they are. Deterministic.
+    """
+    hidden = HIDDEN_BITS.get(dtype)
+    if hidden is None:
+        return masters
+    most = 2 ** (hidden - 1) - 1  # a half would be a tie, which may round to the neighbour
+    generator = torch.Generator(masters.device).manual_seed(0)
+    for values in masters.view(-1).split(PIECE):
+        # The integer of a float's bits counts the float32 numbers from 0 on.
+        moves = torch.randint(
+            -most, most + 1, values.shape, dtype=torch.int32, device=values.device, generator=generator
+        )
+        values.view(torch.int32).add_(moves.masked_fill_((values == 0) | ~values.isfinite(), 0))
+    return masters
 
 
 class MasterOptimizer:
@@ -43,7 +71,7 @@ class MasterOptimizer:
             if name not in rounded:
                 self.masters[name] = p
                 continue
-            self.masters[name] = copies[name].copy_(p.detach())
+            self.masters[name] = spread(copies[name].copy_(p.detach()), p.dtype)
             hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             p.add_gradient_rows = self._row_adder(name)  # type: ignore[attr-defined]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from spine import DIGIT_SYMBOLS, alone, gradients, sample, tiny_policy
+from spine import DIGIT_SYMBOLS, alone, gradients, random_samples, sample, tiny_policy
 
 from stepladder.agents import policy_agents
 from stepladder.algorithms import ALGORITHMS, Algorithm
@@ -262,6 +263,27 @@ def test_supervised_training_ignores_what_others_said(policy: Policy) -> None:
 
 
 # -- how the batch is cut ----------------------------------------------------------------------------------
+
+
+def test_small_steps_in_bfloat16_teach_as_much_as_in_float32() -> None:
+    """Most weights are near .3, where bfloat16 has a spacing of 2^-9: ten steps of 1e-4 are half of it. With
+    masters that begin as copies of the weights, a tenth of what float32 learns would be left."""
+
+    def learned(dtype: torch.dtype) -> float:
+        policy = tiny_policy(dtype=torch.bfloat16)
+        policy = Policy(policy.model.to(dtype), policy.tokenizer)
+        exact = copy.deepcopy(policy.model)
+        samples = random_samples(12)
+        optimizer = MasterOptimizer(policy.trainable())
+        losses = []
+        for _ in range(9):
+            exact.load_state_dict(policy.model.state_dict())  # the rounded weights, computed with in float32
+            scored = Policy(exact.float(), policy.tokenizer)
+            losses.append(validation_loss(scored, samples, token_budget=999))
+            sft_update(policy, optimizer, samples, learning_rate=1e-4, token_budget=999)
+        return losses[0] - losses[-1]
+
+    assert learned(torch.bfloat16) == pytest.approx(learned(torch.float32), rel=0.25)
 
 
 def test_sft_of_one_and_nine_tokens_in_one_or_two_pieces(policy: Policy) -> None:
