@@ -23,8 +23,6 @@ from stepladder.engines.weights import WeightHash
 
 FUSABLE = frozenset({"llama", "qwen2", "qwen3"})
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the length
-
-
 FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
 
 
@@ -253,6 +251,7 @@ class FusedForward:
         torch.addcmul(qk * layout.cos, qk.roll(d // 2, -1), layout.sin, out=qk)
         real = layout.where.shape[0]
         kv.view(-1, d).index_put_((layout.where,), qkv[:real, h:])
+        # all attend, wanted or not: rows of a span are computed side by side
         parts = [attend(qkv[:, :h], kv, span) for span in layout.spans]
         if real < layout.filled:
             parts.append(qkv.new_zeros(layout.filled - real, h * d))

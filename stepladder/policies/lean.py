@@ -5,11 +5,13 @@ float32, a gated MLP its gate, the gate's activation and their product. Here the
 compute the rest again, which is a few passes over memory and no matrix product. With SmolLM2 in bfloat16
 that is half of all activations.
 
-A layer is replaced only where its outputs stay equal, bit for bit, on random inputs.
+A layer is replaced only where its outputs stay equal, bit for bit, on random inputs. An embedding's forward
+pass is torch's own; only where its gradient goes is another matter.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from types import MethodType
@@ -147,8 +149,8 @@ def lean_layers(model: nn.Module) -> int:
     verdicts: dict[tuple[Any, ...], bool] = {}
     replaced = 0
     for module in model.modules():
-        if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
-            module.forward = MethodType(_embedding_forward, module)  # type: ignore[method-assign]
+        if _plain_embedding(module):
+            module.forward = MethodType(_embedding_forward, module)
         if looks_alike(module):
             if stays_equal(module):  # each asked by itself: SmolLM3's layers do not all rotate
                 module.forward = MethodType(attention_forward, module)
@@ -166,6 +168,12 @@ def lean_layers(model: nn.Module) -> int:
             module.forward = MethodType(forward, module)
             replaced += 1
     return replaced
+
+
+def _plain_embedding(module: nn.Module) -> bool:
+    if type(module) is not nn.Embedding:
+        return False
+    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 def _candidate(module: Any) -> tuple[Callable[..., Tensor], int] | None:
@@ -188,6 +196,9 @@ def _equal(module: Any, forward: Callable[..., Tensor], width: int) -> bool:
     weights = next(module.parameters())
     generator = torch.Generator().manual_seed(0)
     x = (3 * torch.randn(1, 16, width, generator=generator)).to(weights)
+    if forward is _norm_forward:  # before training its weight is 1, which hides where it rounds
+        module = copy.deepcopy(module)
+        module.weight.copy_(torch.randn(width, generator=generator))
     try:
         return torch.equal(module(x), forward(module, x))
     except (TypeError, RuntimeError):  # a layer of another kind, which takes other inputs

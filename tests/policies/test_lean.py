@@ -44,6 +44,34 @@ def test_equal_outputs_and_gradients(kind: str, norms: int, mlps: int, dtype: to
         assert float((ours[name].float() - gradient.float()).abs().max()) <= near * scale, name
 
 
+class LateRMSNorm(nn.Module):
+    """Rounds after the product with the weight, which shows only where the weight is not 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+        self.variance_epsilon = 1e-5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * scaled).to(x.dtype)
+
+
+def test_a_norm_that_rounds_elsewhere_is_left_alone_also_before_training() -> None:
+    norm = LateRMSNorm()
+    assert lean_layers(nn.Sequential(norm)) == 0
+    assert torch.equal(norm.weight, torch.ones(16))  # the trial was another's
+
+
+def test_a_sparse_embedding_is_left_alone() -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    lean_layers(nn.Sequential(embedding))
+    embedding(torch.tensor([1, 3])).sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad.is_sparse
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma3"])
 def test_recomputed_layers_keep_less_and_give_the_same(kind: str) -> None:
     """Counted: what autograd saves; a layer's insides are most of it."""
