@@ -60,14 +60,15 @@ def chunked_logprobs(
     """(log softmax(z/T)[target], entropy) [N] in nats, with z = h·Wᵀ + b, or c·tanh(that/c) with a soft cap
     c.
 
-    At most `chunk` rows of logits exist at a time, in the forward and the backward pass; both outputs come
-    from one pass. The logits and what follows are float32 (float64 for float64 inputs), autocast off;
-    gradients of a half-precision head are products in its precision, as of any layer. Gradients go to
-    hidden, head_weight and bias as far as they require them; the entropy is detached unless
+    No more numbers than two times `chunk` rows of logits exist at a time, in the forward and the backward
+    pass; both outputs come from one pass. The logits and what follows are float32 (float64 for float64
+    inputs), autocast off; gradients of a half-precision head are products in its precision, as of any layer.
+    Gradients go to hidden, head_weight and bias as far as they require them; the entropy is detached unless
     `differentiable_entropy`. Targets must lie in [0, V): give masked positions any valid id. Once
-    differentiable. What the backward pass needs is linear in the incoming number per token, so with a
-    frozen head it is prepared in the forward pass; with a trained one the slopes [N, V] are kept while they
-    are small, and computed again where they are not."""
+    differentiable. What the backward pass needs of the log-probabilities is linear in the incoming number
+    per token, so with a frozen head it is prepared in the forward pass; with a trained one the slopes [N, V]
+    are kept while they are small, and computed again where they are not, or where the entropy is
+    differentiable."""
     require_positive(temperature=temperature, chunk=chunk)
     if soft_cap is not None:
         require_positive(soft_cap=soft_cap)
@@ -105,9 +106,7 @@ class _Settings(NamedTuple):
 AddRows = Callable[[Tensor | slice, Tensor], None]
 # Of slopes kept from forward to backward: 1,365 tokens of a vocabulary of 49k in bf16.
 KEPT_BYTES = 128 * 2**20
-BLOCK_ROWS = (
-    1024  # of the head at a time: a few megabytes, which stay in a core's reach; eight times on a GPU
-)
+BLOCK_ROWS = 1024  # of the head at a time: a few megabytes, in a core's reach; elsewhere eight times that
 
 
 class _Room:
@@ -119,7 +118,7 @@ class _Room:
         self.direct = hidden.device.type == "cuda" and hidden.dtype == weight.dtype != dtype
         self.cast = not self.direct and weight.dtype != dtype
         self.dtype, self.device = dtype, weight.device
-        self.block = min(BLOCK_ROWS if hidden.device.type == "cpu" else 8 * BLOCK_ROWS, len(weight))
+        self.block = min(BLOCK_ROWS if hidden.device.type == "cpu" else 8 * BLOCK_ROWS, len(weight)) or 1
         self.held: dict[str, Tensor] = {}
 
     def of(self, name: str, rows: int, columns: int) -> Tensor:
@@ -178,7 +177,8 @@ def _scores(
     """
     wide = hidden if room.direct else hidden.to(room.dtype)
     top = torch.full_like(wide[:, 0], float("-inf"), dtype=room.dtype)
-    total, along, chosen = torch.zeros_like(top), torch.zeros_like(top), torch.zeros_like(top)
+    total, along = torch.zeros_like(top), torch.zeros_like(top)
+    chosen = torch.full_like(top, float("nan"))  # a target outside the head has no logit
     tops = []
     for rows, block in room.blocks(weight):
         z = _finished(room.product(wide, block), None if bias is None else bias[rows], settings)
@@ -208,11 +208,13 @@ def _scores(
 
 
 def _norm_slopes(slopes: Tensor, tops: Sequence[Tensor], lse: Tensor, room: _Room) -> None:
-    """From e^(z − the top of its block) to e^(z − lse), block by block."""
+    """From e^(z − the top so far) to e^(z − lse), block by block; in half precision rounded a second time."""
     for number, top in enumerate(tops):
-        part = slopes[:, number * room.block : (number + 1) * room.block]
-        wide = room.of("masses", *part.shape).copy_(part)
-        part.copy_(wide.mul_((top - lse).exp_().unsqueeze(-1)))
+        part, factor = slopes[:, number * room.block :][:, : room.block], (top - lse).exp_().unsqueeze(-1)
+        if part.dtype == room.dtype:
+            part.mul_(factor)
+        else:  # torch would cast it into fresh memory
+            part.copy_(room.of("masses", *part.shape).copy_(part).mul_(factor))
 
 
 def _cap_slope(z: Tensor, settings: _Settings) -> Tensor | None:
@@ -236,22 +238,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
         shape = {"hidden": hidden.shape, "kept": (count, len(weight))}.get(ahead)
         prepared = None if shape is None else torch.empty(shape, dtype=weight.dtype, device=weight.device)
         # as many numbers at a time as `chunk` rows of logits have
-        step = settings.chunk if ahead == "hidden" else settings.chunk * len(weight) // room.block
+        step = settings.chunk * max(1, len(weight) // room.block)
+        spare = None
+        if ahead == "hidden":
+            step = settings.chunk
+            spare = torch.empty(min(step, count), len(weight), dtype=weight.dtype, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, step):
                 rows = slice(start, start + step)
                 some, slopes = hidden[rows], None
                 if prepared is not None:
-                    slopes = prepared[rows] if ahead == "kept" else prepared.new_empty(len(some), len(weight))
+                    slopes = prepared[rows] if spare is None else spare[: len(some)]
                 found = _scores(room, some, weight, bias, targets[rows], settings, slopes)
                 lse[rows], logprobs[rows], entropy[rows] = found
-                if prepared is not None and slopes is not None and ahead == "hidden":
-                    prepared[rows] = slopes @ weight
+                if prepared is not None and spare is not None and slopes is not None:
+                    torch.mm(slopes, weight, out=prepared[rows])
         ctx.settings, ctx.ahead, ctx.dtype = settings, ahead, dtype
         ctx.add_rows = getattr(weight, "add_gradient_rows", None)
         ctx.hidden_dtype = hidden.dtype
-        inputs = (None,) * 6 if ahead == "hidden" else (hidden, weight, bias, targets, lse, entropy)
-        ctx.save_for_backward(*inputs, prepared)
+        inputs = (hidden, weight, bias) if ahead != "hidden" else (None,) * 3
+        again = (targets, lse, entropy) if ahead == "nothing" else (None,) * 3
+        ctx.save_for_backward(*inputs, *again, prepared)
         if not settings.with_entropy:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy

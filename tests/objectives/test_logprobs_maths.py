@@ -87,12 +87,22 @@ def test_equal_to_the_plain_form(
 
 
 @quick
-@given(seed=st.integers(0, 10**6), chunk=st.integers(1, 8), temperature=st.floats(0.3, 2.0))
-def test_a_frozen_head_gives_the_same_gradient(seed: int, chunk: int, temperature: float) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    chunk=st.integers(1, 8),
+    temperature=st.floats(0.3, 2.0),
+    cap=st.sampled_from([None, 2.0]),
+    rows=st.integers(1, 12),
+)
+def test_a_frozen_head_gives_the_same_gradient(
+    monkeypatch: pytest.MonkeyPatch, seed: int, chunk: int, temperature: float, cap: float | None, rows: int
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_ROWS", rows)
     hidden, head, _, targets = inputs(seed)
     weights = torch.linspace(-1, 2, 6, dtype=torch.float64)
-    frozen, _ = chunked_logprobs(hidden, head.detach(), targets, temperature=temperature, chunk=chunk)
-    trained, _ = chunked_logprobs(hidden, head, targets, temperature=temperature, chunk=chunk)
+    how = {"temperature": temperature, "chunk": chunk, "soft_cap": cap}
+    frozen, _ = chunked_logprobs(hidden, head.detach(), targets, **how)
+    trained, _ = chunked_logprobs(hidden, head, targets, **how)
     slope = torch.autograd.grad((weights * frozen).sum(), hidden)[0]
     assert torch.allclose(slope, torch.autograd.grad((weights * trained).sum(), hidden)[0])
 
@@ -160,10 +170,9 @@ def test_half_precision_inputs_are_worked_in_float32(
     cap=st.sampled_from([None, 3.0]),
     biased=st.booleans(),
 )
-def test_a_cast_head_is_summed_block_by_block(
+def test_without_gradients_the_largest_logit_may_be_in_any_block(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: int, temperature: float, cap: float | None, biased: bool
 ) -> None:
-    """Without gradients no row of all logits is made; the largest logit may come in any block."""
     monkeypatch.setattr(module, "BLOCK_ROWS", rows)
     hidden, head, bias, targets = (
         t.bfloat16() if t.is_floating_point() else t for t in inputs(seed, vocabulary=40)
@@ -225,21 +234,36 @@ def wide_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "mm", mm)
 
 
-def test_wide_products_score_like_a_cast_head(monkeypatch: pytest.MonkeyPatch) -> None:
+@kept_or_not
+@pytest.mark.parametrize("frozen", [False, True])
+def test_wide_products_score_like_a_cast_head(
+    monkeypatch: pytest.MonkeyPatch, kept_bytes: int, frozen: bool
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
     hidden, head, bias, targets = (
         t.bfloat16() if t.is_floating_point() else t for t in inputs(3, vocabulary=40)
     )
     monkeypatch.setattr(module, "BLOCK_ROWS", 9)
 
     def both() -> list[Tensor]:
-        h, w = hidden.detach().requires_grad_(), head.detach().requires_grad_()
+        h, w = hidden.detach().requires_grad_(), head.detach().requires_grad_(not frozen)
         lp, entropy = chunked_logprobs(h, w, targets, bias=bias.detach(), chunk=2)
-        return [lp, entropy, *torch.autograd.grad(lp.sum(), (h, w))]
+        return [lp, entropy, *torch.autograd.grad(lp.sum(), (h,) if frozen else (h, w))]
 
     cast = both()
     wide_products(monkeypatch)
     for mine, theirs in zip(both(), cast, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_target_outside_the_head_is_never_a_number() -> None:
+    """Devices other than a CPU do not look at targets before: there it must not pass for a probability."""
+    hidden, head, _, _ = inputs(0)
+    settings_ = module._Settings(1.0, 2, None, False, False)
+    room = module._Room(hidden, head, torch.float64)
+    with torch.no_grad():
+        _, lp, _ = module._scores(room, hidden, head, None, idx(0, -100, 10, 11, 3, 1), settings_, None)
+    assert torch.isnan(lp).tolist() == [False, True, False, True, False, False]
 
 
 def test_autocast_does_not_reach_inside() -> None:
