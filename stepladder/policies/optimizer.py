@@ -34,7 +34,7 @@ def spread(masters: Tensor, dtype: torch.dtype) -> Tensor:
         return masters
     most = 2 ** (hidden - 1) - 1  # a half would be a tie, which may round to the neighbour
     generator = torch.Generator(masters.device).manual_seed(0)
-    for values in masters.view(-1).split(PIECE):
+    for values in torch.split(masters.view(-1), PIECE):
         # The integer of a float's bits counts the float32 numbers from 0 on.
         moves = torch.randint(
             -most, most + 1, values.shape, dtype=torch.int32, device=values.device, generator=generator
