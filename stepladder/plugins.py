@@ -82,6 +82,9 @@ def _load_file(file: str, what: str) -> ModuleType:
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise ConfigError(f"{what} file {file!r} does not exist.{nearest(path.name, siblings)}")
+    script = sys.modules.get("__main__")
+    if script is not None and path == Path(getattr(script, "__file__", None) or "-").resolve():
+        return script  # it is running: a second time it would do again whatever it does
     # One module per file, under a name that cannot collide with an installed package.
     name = f"stepladder_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:

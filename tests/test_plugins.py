@@ -1,5 +1,6 @@
 """Objects by import path."""
 
+import subprocess
 import sys
 
 import pytest
@@ -17,6 +18,19 @@ def test_names_inside_modules_and_files(tmp_path):
     assert load_object(f"{file}:A")().x == 1
     assert load_object(f"{file}:A.B").y == 2
     assert load_object(f"{file}:A") is load_object(f"{file}:A")  # run once
+
+
+def test_a_script_that_runs_is_not_run_again_for_its_own_class(tmp_path):
+    """`stepladder.train(recipe, environment=Shop)` in a script without a guard would train twice."""
+    script = tmp_path / "shop.py"
+    script.write_text(
+        "from stepladder.plugins import import_path, load_object\n"
+        "class Shop: pass\n"
+        "print('run')\n"
+        "assert load_object(import_path(Shop)) is Shop\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "run\n"), done.stderr
 
 
 @pytest.mark.parametrize("path", ["", "name", "module:", ":Name", "file.py"])

@@ -220,8 +220,9 @@ def _amount(recipe: Recipe, name: str, section: Any) -> tuple[int, int | None]:
     if name == "distillation":
         return section.batch_size * longest, section.steps
     answers = 2 if name in ("preference", "reward_model") else 1
-    made = getattr(section, "demonstrations", 0) or getattr(section, "pairs", 0)
-    steps = section.epochs * -(-max(1, made - section.validation) // section.batch_size) if made else None
+    made = getattr(section, "pairs", 0) - section.validation if hasattr(section, "pairs") else 0
+    made = getattr(section, "demonstrations", 0) or made  # those held out are made in addition
+    steps = section.epochs * -(-max(1, made) // section.batch_size) if made > 0 else None
     return section.batch_size * answers * longest, steps
 
 

@@ -7,6 +7,7 @@ rounded copies follow: of many such weights, in every step as large a share as k
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -20,20 +21,23 @@ PIECE = 2**22  # numbers drawn at a time
 
 
 @torch.no_grad()
-def spread(masters: Tensor, dtype: torch.dtype) -> Tensor:
+def spread(masters: Tensor, dtype: torch.dtype, name: str = "") -> Tensor:
     """Move float32 copies of `dtype` weights, in place, each to a place drawn from all that round to it.
 
     The weights stay what they were, to the bit. But copies start in the middle of what rounds to them, and
-    all would have half a spacing to go before the first weight moves: of SmolLM2 none in five steps of 1e-5,
-    then most at once. Spread out, a step of a tenth of the spacing moves a tenth of the weights, and their
-    mean moves as in float32: dithering (Schuchman 1964, "Dither Signals and Their Effect on Quantization
-    Noise"), done once. Zeros stay where they are. Deterministic.
+    all would have half a spacing to go before their weight moves: few in the first steps of 1e-5, then most
+    at once. Spread out, a step of a tenth of the spacing moves a tenth of the weights, and their mean moves
+    as in float32: dithering (Schuchman 1964, "Dither Signals and Their Effect on Quantization Noise"), done
+    once. Zeros stay where they are. The draw follows from the name and the values: other layers draw other
+    places, and so does the next optimiser of a policy that has moved.
     """
     hidden = HIDDEN_BITS.get(dtype)
     if hidden is None:
         return masters
     most = 2 ** (hidden - 1) - 1  # a half would be a tie, which may round to the neighbour
-    generator = torch.Generator(masters.device).manual_seed(0)
+    values_sum = int(masters.view(torch.int32).sum(dtype=torch.int64))
+    seed = (zlib.crc32(name.encode()) + values_sum) % 2**63
+    generator = torch.Generator(masters.device).manual_seed(seed)
     for values in torch.split(masters.view(-1), PIECE):
         # The integer of a float's bits counts the float32 numbers from 0 on.
         moves = torch.randint(
@@ -71,7 +75,7 @@ class MasterOptimizer:
             if name not in rounded:
                 self.masters[name] = p
                 continue
-            self.masters[name] = spread(copies[name].copy_(p.detach()), p.dtype)
+            self.masters[name] = spread(copies[name].copy_(p.detach()), p.dtype, name)
             hook = p.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             p.add_gradient_rows = self._row_adder(name)  # type: ignore[attr-defined]

@@ -86,7 +86,9 @@ class Display:
             spent = time.monotonic() - self._began
             left = spent / max(step - self._first, 1) * max(self._total - step, 0)
             self.console.print(
-                f"{self._name} {step}/{self._total}  {note}  left {left:.0f}s", highlight=False
+                f"{self._name} {step}/{self._total}  {note}  left {left:.0f}s",
+                highlight=False,
+                soft_wrap=True,  # in a log a step is one line
             )
 
     def trajectory(self, trajectory: Trajectory) -> None:

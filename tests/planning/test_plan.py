@@ -110,10 +110,10 @@ def test_every_bundled_recipe_has_a_plan(name: str) -> None:
 
 
 def test_tokens_and_steps() -> None:
-    """42 demonstrations less 21 held out, 6 a step: 4 steps an epoch, 16 epochs. A step of RL: 8 groups, of
-    each the prompt once (640 - 3·64 = 448) and 16 times what may follow it (192)."""
+    """42 demonstrations (21 more are held out), 6 a step: 7 steps an epoch, 16 epochs. A step of RL: 8
+    groups, of each the prompt once (640 - 3·64 = 448) and 16 times what may follow it (192)."""
     sft, found = planned(load_recipe("calculator")).rungs
-    assert (sft.tokens, sft.steps) == (6 * 640, 64)
+    assert (sft.tokens, sft.steps) == (6 * 640, 112)
     assert (found.tokens, found.steps) == (8 * (448 + 16 * 192), 30)
 
 

@@ -88,6 +88,24 @@ def test_masters_are_spread_over_all_that_rounds_to_a_weight_and_always_alike() 
     assert 0.99 * 2**-9 < 1 - float(masters.min()) < 2**-9
     assert float((masters > 1).float().mean()) == pytest.approx(0.5, abs=0.02)
     assert torch.equal(spread(torch.ones(3), torch.float32), torch.ones(3))
+    other = spread(torch.ones(20_000), torch.bfloat16, "another layer")
+    assert float(torch.corrcoef(torch.stack([masters, other]))[0, 1]) == pytest.approx(0.0, abs=0.03)
+
+
+def test_optimisers_that_follow_each_other_move_other_weights() -> None:
+    """Each rung, and each round of rejection sampling, has its own. Ten times one step of 1e-4 from .3, where
+    the spacing is 2^-9: a weight moves in one of them with p = .0512. Independent draws leave
+    (1 - p)^10 = .591 of the weights where they were; one draw for all would leave .95. And the mean
+    moves by ten steps either way: standard error .0005/√10000·√10."""
+    w = nn.Parameter(torch.full((10_000,), 0.3, dtype=torch.bfloat16))
+    start = w.detach().clone()
+    for _ in range(10):
+        optimizer = MasterOptimizer({"w": w})
+        w.sum().backward()
+        optimizer.step(1e-4)
+        optimizer.close()
+    assert float((w.detach() == start).float().mean()) == pytest.approx(0.591, abs=0.03)
+    assert float((start.float() - w.detach().float()).mean()) == pytest.approx(1e-3, rel=0.1)
 
 
 def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:

@@ -22,6 +22,16 @@ def test_after_an_evaluation_in_the_middle_the_rung_goes_on_under_its_own_name(t
     assert steps == ["rl 1/3", "rl 2/3", "rl 3/3"]
 
 
+def test_in_a_log_a_step_is_one_line_however_narrow() -> None:
+    out = StringIO()
+    display = Display(Console(file=out, width=40))
+    display.start("rl", 5, 0)
+    metrics = {"reward": 0.5, "success": 0.5, "tool_rate": 0.9, "grad_norm": 1.0, "entropy": 0.1, "loss": 0.2}
+    display.step(1, metrics)
+    assert len(out.getvalue()) > 60
+    assert out.getvalue().count("\n") == 1
+
+
 def test_the_time_left_after_a_pause_is_that_of_the_steps(monkeypatch) -> None:
     """Two steps of 10 s, an evaluation of 100 s: the three steps left take 30 s, not 180."""
     now = [0.0]
