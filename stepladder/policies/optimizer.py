@@ -17,7 +17,7 @@ from stepladder.errors import CheckpointError, ConfigError, InvariantError
 from stepladder.policies.heap import trim_heap
 
 HIDDEN_BITS = {torch.bfloat16: 16, torch.float16: 13}  # the last bits of a float32, which rounding takes away
-PIECE = 2**22  # numbers drawn at a time
+PIECE = 2**18  # moves that are drawn for a tensor; a larger one has them again and again
 
 
 @torch.no_grad()
@@ -35,15 +35,18 @@ def spread(masters: Tensor, dtype: torch.dtype, name: str = "") -> Tensor:
     if hidden is None:
         return masters
     most = 2 ** (hidden - 1) - 1  # a half would be a tie, which may round to the neighbour
-    values_sum = int(masters.view(torch.int32).sum(dtype=torch.int64))
-    seed = (zlib.crc32(name.encode()) + values_sum) % 2**63
-    generator = torch.Generator(masters.device).manual_seed(seed)
-    for values in torch.split(masters.view(-1), PIECE):
-        # The integer of a float's bits counts the float32 numbers from 0 on.
-        moves = torch.randint(
-            -most, most + 1, values.shape, dtype=torch.int32, device=values.device, generator=generator
-        )
-        values.view(torch.int32).add_(moves.masked_fill_((values == 0) | ~values.isfinite(), 0))
+    flat = masters.view(-1)
+    bits = flat.view(torch.int32)  # their integers count the float32 numbers from 0 on
+    seed = zlib.crc32(name.encode()) + int(bits[:PIECE].sum(dtype=torch.int64))
+    generator = torch.Generator(flat.device).manual_seed(seed % 2**63)
+    count = min(PIECE, len(flat))
+    moves = torch.randint(
+        -most, most + 1, (count,), dtype=torch.int32, device=flat.device, generator=generator
+    )
+    usual = bool(flat.sum().isfinite()) and int(flat.count_nonzero()) == len(flat)
+    for values, places in zip(torch.split(flat, PIECE), torch.split(bits, PIECE), strict=True):
+        own = moves[: len(values)]
+        places.add_(own if usual else own * ((values != 0) & values.isfinite()))
     return masters
 
 
