@@ -10,7 +10,6 @@ beside. The library does not use torch.compile: see docs/decisions.md.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -122,9 +121,7 @@ def parts(tokens: int, width: int, inner: int) -> list[str]:
     }.items():
         torch._dynamo.reset()
         quick = torch.compile(work)
-        began = time.perf_counter()
-        quick()
-        first = time.perf_counter() - began
+        first = timed(quick)
         lines.append(f"| {name} | {milliseconds(work):.2f} | {milliseconds(quick):.2f} | {first:.1f} |")
     return lines
 

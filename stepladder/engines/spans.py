@@ -128,12 +128,8 @@ def _span(
         mask = mask[:, None]
     if mask is not None and device.type == "cpu" and rows > (FEW if queries == 1 else 1):
         shape = (rows, heads.kv, queries, heads.group, read)
-        by_head = mask[:, :, :, None].expand(shape).reshape(rows * heads.kv, -1, read)
-        by_head = (
-            by_head.contiguous()
-            if queries == 1
-            else by_head.to(torch.promote_types(heads.dtype, torch.float32))
-        )
+        kind = heads.dtype if queries == 1 else torch.promote_types(heads.dtype, torch.float32)
+        by_head = mask[:, :, :, None].expand(shape).reshape(rows * heads.kv, -1, read).to(kind).contiguous()
     return Span(token, token + sum(new), slot, rows, queries, read, gather, scatter, mask, by_head)
 
 

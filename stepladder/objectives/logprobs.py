@@ -195,7 +195,7 @@ def _scores(
         top = new
         if slopes is not None:
             slopes[:, rows] = masses if cap_slope is None else masses.mul_(cap_slope)
-            tops.append(new)
+            tops.append((rows, new))
     log_total = total.log()
     lse, logprobs = log_total + top, chosen - top - log_total
     if slopes is not None:
@@ -207,10 +207,10 @@ def _scores(
     return lse, logprobs, log_total - along / total  # H = ln Σe^z − Σ p·z
 
 
-def _norm_slopes(slopes: Tensor, tops: Sequence[Tensor], lse: Tensor, room: _Room) -> None:
+def _norm_slopes(slopes: Tensor, tops: Sequence[tuple[slice, Tensor]], lse: Tensor, room: _Room) -> None:
     """From e^(z − the top so far) to e^(z − lse), block by block; in half precision rounded a second time."""
-    for number, top in enumerate(tops):
-        part, factor = slopes[:, number * room.block :][:, : room.block], (top - lse).exp_().unsqueeze(-1)
+    for rows, top in tops:
+        part, factor = slopes[:, rows], (top - lse).exp_().unsqueeze(-1)
         if part.dtype == room.dtype:
             part.mul_(factor)
         else:  # torch would cast it into fresh memory

@@ -220,9 +220,10 @@ def _amount(recipe: Recipe, name: str, section: Any) -> tuple[int, int | None]:
     if name == "distillation":
         return section.batch_size * longest, section.steps
     answers = 2 if name in ("preference", "reward_model") else 1
-    made = getattr(section, "pairs", 0) - section.validation if hasattr(section, "pairs") else 0
-    made = getattr(section, "demonstrations", 0) or made  # those held out are made in addition
-    steps = section.epochs * -(-max(1, made) // section.batch_size) if made > 0 else None
+    made = getattr(section, "demonstrations", 0)  # those held out are made in addition
+    if pairs := getattr(section, "pairs", 0):
+        made = max(1, pairs - section.validation)
+    steps = section.epochs * -(-made // section.batch_size) if made else None
     return section.batch_size * answers * longest, steps
 
 
