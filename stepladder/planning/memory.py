@@ -9,7 +9,8 @@ from typing import Literal
 from stepladder.planning.shape import Shape, saved_bytes
 
 LIBRARIES = 0.40e9  # Python, torch and transformers after their import, measured; on a GPU: its context
-CHUNK = 256  # rows of logits that exist at a time; objectives/logprobs.py
+# objectives/logprobs.py: rows of logits at a time, or as many numbers in blocks of a head; bytes of slopes
+CHUNK, BLOCK, KEPT = 256, 1024, 128 * 2**20
 FLOAT = 4
 # What the C allocator keeps in pieces, as a share of what comes and goes in an update: measured with glibc on
 # the cases of bench/memory.py. An adapter's many temporaries lie between what is kept.
@@ -108,15 +109,23 @@ def update_parts(model: Trained, micro: Micro) -> list[Part]:
 
 
 def _head(shape: Shape, width: int, micro: Micro) -> Part:
-    """Two chunks of logits; a float32 head where the model's is not; the head's gradient, or the tokens'."""
-    table = FLOAT * shape.vocabulary * shape.hidden
-    size, basis = 2 * FLOAT * CHUNK * shape.vocabulary, f"2 × {CHUNK} × {shape.vocabulary:,} × 4 bytes"
-    if width < FLOAT:
-        size, basis = size + table, f"{basis}, float32 head"
-    if micro.head == "trained":
-        size, basis = size + table, f"{basis}, its gradient"
+    """Two blocks of logits; slopes for the backward pass, or logits again there; the gradient they make."""
+    tokens, vocabulary, hidden = micro.tokens, shape.vocabulary, shape.hidden
+    chunk = CHUNK * vocabulary
+    block = min(tokens * BLOCK, chunk)
+    size, basis = 2 * FLOAT * block, f"2 × {block:,} logits × 4 bytes"
+    if micro.head == "frozen":
+        size += width * (chunk + tokens * hidden)
+        basis += ", slopes of a chunk, states' gradient"
+    elif tokens * vocabulary * width <= KEPT:
+        size += width * tokens * vocabulary
+        basis += f", slopes {tokens:,} × {vocabulary:,} × {width} bytes"
+        if width == FLOAT:  # in half precision it goes to the masters' by blocks
+            size += FLOAT * vocabulary * hidden
+            basis += ", the head's gradient"
     else:
-        size, basis = size + FLOAT * micro.tokens * shape.hidden, f"{basis}, states' gradient"
+        size = 2 * FLOAT * chunk + FLOAT * vocabulary * hidden
+        basis = f"2 × {CHUNK} × {vocabulary:,} logits × 4 bytes, the head's gradient"
     return Part("log-probabilities", size, basis, "update")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Literal
+
 import pytest
 from test_shape import SMOL
 
+from stepladder.objectives import logprobs
+from stepladder.planning import memory
 from stepladder.planning.memory import (
     Micro,
     Part,
@@ -42,14 +47,38 @@ def test_float32_weights_are_their_own_masters() -> None:
 
 
 def test_an_update_of_several_micro_batches() -> None:
-    """512 tokens: 30 layers of 27,648 bytes and the last state with its norm, 2·4·576. Two chunks of
-    256 · 49,152 logits and the head's gradient, in float32."""
+    """512 tokens: 30 layers of 27,648 bytes and the last state with its norm, 2·4·576. Two blocks of
+    512 · 1,024 logits, the slopes of all and the head's gradient, in float32."""
     got = sizes(update_parts(Trained(name="p", shape=SHAPE, width=4, trainable=ALL), Micro(tokens=512)))
     assert got == {
         "gradients": 4 * ALL,
         "activations of a micro-batch": 512 * (30 * 27_648 + 8 * 576),
-        "log-probabilities": 2 * 4 * 256 * 49_152 + 4 * 49_152 * 576,
+        "log-probabilities": 2 * 4 * 512 * 1024 + 4 * 512 * 49_152 + 4 * 49_152 * 576,
     }
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "head", "wanted"),
+    [
+        # a block of all 16 rows; slopes of one chunk, 256 · 49,152, and the states' gradient
+        (4, 16, "frozen", 2 * 4 * 16 * 1024 + 4 * 256 * 49_152 + 4 * 16 * 576),
+        # in bfloat16 slopes, 512 · 49,152 · 2 = 50 MB, are kept; the gradient goes to the masters' by blocks
+        (2, 512, "trained", 2 * 4 * 512 * 1024 + 2 * 512 * 49_152),
+        # 1,366 tokens are too many to keep (134.3 MB of at most 134.2): logits again, in two chunks
+        (2, 1366, "trained", 2 * 4 * 256 * 49_152 + 4 * 49_152 * 576),
+    ],
+)
+def test_what_the_head_holds(
+    width: int, tokens: int, head: Literal["frozen", "trained"], wanted: int
+) -> None:
+    model = Trained(name="p", shape=SHAPE, width=width, trainable=ALL)
+    got = sizes(update_parts(model, Micro(tokens=tokens, head=head)))
+    assert got["log-probabilities"] == wanted
+
+
+def test_the_sizes_are_those_of_the_log_probabilities() -> None:
+    default = inspect.signature(logprobs.chunked_logprobs).parameters["chunk"].default
+    assert (default, logprobs.BLOCK_ROWS, logprobs.KEPT_BYTES) == (memory.CHUNK, memory.BLOCK, memory.KEPT)
 
 
 def test_one_micro_batch_gives_back_as_it_fills() -> None:
