@@ -20,6 +20,8 @@ _SHOWN = (  # metric, label, format
     ("validation_accuracy", "val acc", ".0%"),
     ("nll", "loss", ".4f"),
     ("margin", "margin", ".3f"),
+    ("drift_chosen", "drift", "+.2f"),
+    ("drift_desirable", "drift", "+.2f"),
     ("accuracy", "acc", ".0%"),
     ("acceptance", "accepted", ".0%"),
     ("teacher_kl", "teacher KL", ".3f"),

@@ -50,12 +50,17 @@ def test_the_time_left_after_a_pause_is_that_of_the_steps(monkeypatch) -> None:
 
 
 def test_each_rung_shows_the_number_it_is_watched_by() -> None:
-    """Distillation its distance to the teacher, a validation of preferences its accuracy."""
+    """Distillation its distance to the teacher, preferences whether good answers stay likely, their validation
+    its accuracy."""
     out = StringIO()
     display = Display(Console(file=out, width=200))
     display.start("distillation", 4, 0)
     display.step(1, {"loss": 0.2, "teacher_kl": 4.66371, "grad_norm": 1.4})
     display.step(2, {"validation_loss": 0.6844, "validation_accuracy": 0.75})
-    first, second = out.getvalue().splitlines()
+    display.step(3, {"margin": 1.25, "accuracy": 1.0, "drift_chosen": -2.106})
+    display.step(4, {"margin": 1.25, "drift_desirable": 0.5})
+    first, second, third, fourth = out.getvalue().splitlines()
     assert "teacher KL 4.664  grad 1.40" in first
+    assert "margin 1.250  drift -2.11  acc 100%" in third
+    assert "margin 1.250  drift +0.50" in fourth
     assert "val loss 0.6844  val acc 75%" in second
