@@ -66,6 +66,7 @@ class CheckpointStore:
         stays behind) or when `state` is not plain JSON.
         """
         encoded = _encode_state(state)
+        self.root.mkdir(parents=True, exist_ok=True)  # someone may have made room by deleting all of it
         needed = expected_bytes if expected_bytes is not None else self._newest_size()
         self._check_space(step, needed + len(encoded))
         final = self.root / f"step-{step:08d}"
@@ -115,7 +116,7 @@ class CheckpointStore:
         size = f"about {needed / 1e6:.1f} MB are needed and " if needed > free else ""
         return CheckpointError(
             f"the disk is too full for the checkpoint of step {step}: {size}{free / 1e6:.1f} MB are free in "
-            f"{self.root}; {rest}. Make room and resume, or set a lower `keep`."
+            f"{self.root}; {rest}. Make room and resume, or set a lower `run.keep_checkpoints`."
         )
 
     def _forget(self, step: int) -> None:

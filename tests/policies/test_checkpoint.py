@@ -40,6 +40,14 @@ def test_save_and_read_back(tmp_path: Path) -> None:
     assert _value(path) == 3
 
 
+def test_a_folder_deleted_while_a_run_works_costs_the_old_checkpoints_alone(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(1, _write(1), {})
+    shutil.rmtree(store.root)
+    assert _value(store.save(2, _write(2), {})) == 2
+    assert store.steps() == [2]
+
+
 def test_keeps_the_newest_two_also_after_a_restart(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         CheckpointStore(tmp_path, keep=2).save(step, _write(step), {})
