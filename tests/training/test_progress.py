@@ -50,7 +50,7 @@ def test_the_time_left_after_a_pause_is_that_of_the_steps(monkeypatch) -> None:
 
 
 def test_each_rung_shows_the_number_it_is_watched_by() -> None:
-    """Distillation its distance to the teacher, preferences whether good answers stay likely, their validation
+    """Distillation its distance to the teacher, preferences whether good answers stay likely, a validation
     its accuracy."""
     out = StringIO()
     display = Display(Console(file=out, width=200))
