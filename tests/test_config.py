@@ -63,6 +63,8 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["rl.algorithm=gprp"], ["no algorithm 'gprp'", "Did you mean 'grpo'?", "gspo"]),
         (["rl.algorithm=grpo", "rl.critic.lam=1.0"], ["no critic", "algorithm = 'ppo'"]),
         (["rl.algorithm=reinforce", "rl.clip_high=0.2"], ["no ratio to clip", "algorithm = 'grpo'"]),
+        (["rl.algorithm=cispo", "rl.clip_absolute=true"], ["largest weight", "clip_high = 5.0"]),
+        (["rl.algorithm=cispo", "rl.clip_absolute=true", "rl.clip_high=0.9"], ["0.9", "clip_high = 5.0"]),
         (["rl.algorithm=reinforce", "rl.scale=none"], ["does not divide", "scale='none'"]),
         (["rl.group_size=0"], ["rl.group_size", "greater than or equal to 1", "got 0"]),
         (["rl.group_size=1"], ["compares the episodes of a group", "group_size = 8"]),

@@ -18,6 +18,7 @@ from ._checks import (
     zero_where_masked,
 )
 from .kl import exact_kl
+from .logprobs import head_logits
 
 
 def generalised_js(
@@ -64,15 +65,18 @@ def chunked_js(
     teacher_hidden: Float[Tensor, "N e"],
     teacher_head: Float[Tensor, "V e"],
     *,
+    student_bias: Float[Tensor, "V"] | None = None,
+    teacher_bias: Float[Tensor, "V"] | None = None,
     beta: float = 0.5,
     temperature: float = 1.0,
     chunk: int = 256,
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """(`generalised_js`, KL(student‖teacher)) [N] in nats from hidden states, logits z = h·Wᵀ/T of both.
+    """(`generalised_js`, KL(student‖teacher)) [N] in nats from hidden states; z = (h·Wᵀ + b)/T on both sides.
 
     At most `chunk` rows of logits exist at a time: each chunk is computed again in the backward pass. The KL
-    is for watching and has no gradient. Gradients go to the student's hidden states and head. The models may
-    differ in width, not in vocabulary.
+    is for watching and has no gradient. Gradients go to the student: hidden states, head and bias. The models
+    may differ in width, not in vocabulary. Logits are float32 also of half-precision heads, whose rounding
+    would be most of a small divergence.
     """
     require_positive(temperature=temperature, chunk=chunk)
     if student_head.shape[0] != teacher_head.shape[0] or len(student_hidden) != len(teacher_hidden):
@@ -81,10 +85,10 @@ def chunked_js(
             f"and {len(teacher_hidden)} rows, {student_head.shape[0]} and {teacher_head.shape[0]} tokens"
         )
 
-    def piece(hidden: Tensor, weight: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        student = torch.log_softmax(working(hidden @ weight.t()) / temperature, dim=-1)
-        teacher = torch.log_softmax(working(other @ teacher_head.t()) / temperature, dim=-1)
+    def piece(hidden: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor) -> tuple[Tensor, Tensor]:
+        student = torch.log_softmax(head_logits(hidden, weight, bias) / temperature, dim=-1)
         with torch.no_grad():
+            teacher = torch.log_softmax(head_logits(other, teacher_head, teacher_bias) / temperature, dim=-1)
             distance = exact_kl(student.detach(), teacher)
         return generalised_js(student, teacher, beta=beta), distance
 
@@ -93,6 +97,8 @@ def chunked_js(
     for start in range(0, len(student_hidden), chunk):
         rows = slice(start, start + chunk)
         other = teacher_hidden[rows].detach()
-        found.append(again(piece, student_hidden[rows], student_head, other, use_reentrant=False))
+        found.append(
+            again(piece, student_hidden[rows], student_head, student_bias, other, use_reentrant=False)
+        )
     losses, distances = zip(*found, strict=True)
     return torch.cat(losses), torch.cat(distances)

@@ -151,6 +151,38 @@ class _Room:
         return _finished(z, bias, settings)
 
 
+def head_logits(
+    hidden: Float[Tensor, "N d"], weight: Float[Tensor, "V d"], bias: Float[Tensor, "V"] | None = None
+) -> Float[Tensor, "N V"]:
+    """h·Wᵀ + b, float32 (float64 for float64 inputs); gradients are products in the head's precision, as of
+    any layer. All of [N, V]: for a chunk of rows."""
+    apply: Callable[..., Tensor] = _HeadLogits.apply
+    return apply(hidden, weight, bias)
+
+
+class _HeadLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
+        return _Room(hidden, weight, dtype).logits(
+            hidden, weight, bias, _Settings(1.0, 1, None, False, False)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad
+        narrow = slope.to(weight.dtype)
+        return (
+            (narrow @ weight).to(hidden.dtype) if needs_hidden else None,
+            narrow.t() @ hidden.to(weight.dtype) if needs_weight else None,
+            slope.sum(0).to(ctx.bias_dtype) if needs_bias else None,
+        )
+
+
 def _finished(z: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
     """From h·Wᵀ, in place: + b, capped, over the temperature."""
     if bias is not None:

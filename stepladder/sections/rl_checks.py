@@ -100,6 +100,12 @@ def _check_loss(section: RlSection, row: Algorithm) -> None:
             )
     if section.clip_absolute and row.surrogate != "cispo":
         raise ValueError(f"clip_absolute belongs to cispo; {row.name!r} clips around 1, so leave it out")
+    if section.clip_absolute and (section.clip_high or 0.0) <= 1.0:
+        raise ValueError(
+            f"with clip_absolute = true, clip_high is the largest weight of a token, and {section.clip_high} "
+            "(unset: .28) would shrink the gradient of tokens that have not moved at all; for example "
+            "clip_high = 5.0, or leave clip_absolute out"
+        )
     if section.dual_clip is not None and row.surrogate == "cispo":
         raise ValueError(f"dual_clip={section.dual_clip:g}: cispo has none; leave it out")
     if section.correction == "behaviour" and row.surrogate == "reinforce" and section.loss is None:

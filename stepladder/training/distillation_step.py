@@ -65,8 +65,17 @@ def _divergence(
     hidden, computed = policy.hidden_at(samples, before)
     with torch.no_grad():
         other, _ = teacher.hidden_at(samples, before)
-    ours, theirs = heads(policy, teacher)
-    losses, kl = chunked_js(hidden, ours, other, theirs, beta=beta, temperature=temperature)
+    (ours, bias), (theirs, other_bias) = heads(policy, teacher)
+    losses, kl = chunked_js(
+        hidden,
+        ours,
+        other,
+        theirs,
+        student_bias=bias,
+        teacher_bias=other_bias,
+        beta=beta,
+        temperature=temperature,
+    )
     return losses, kl, computed
 
 

@@ -169,8 +169,9 @@ def micro_batch_loss(
     index = batch.trajectory_index[rows].to(scores.logprobs.device)
     against = proximal if rules.clip_against == "proximal" else behaviour
     losses, metrics = _surrogate(rules, scores, against, advantages, index)
+    low = 0.5 if rules.correction == "token_mask" else None  # a token that hardly weighs needs no lower cap
     weights, weight_metrics = correction_weights(
-        proximal, behaviour, scores.mask, correction=rules.correction, high=2.0
+        proximal, behaviour, scores.mask, correction=rules.correction, low=low, high=2.0
     )
     metrics |= weight_metrics | mismatch_metrics(proximal, behaviour, scores.mask)
     metrics |= _distances(scores, behaviour)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.errors import ConfigError
@@ -47,11 +47,19 @@ def check_vocabulary(student: PreTrainedTokenizerBase, teacher: PreTrainedTokeni
     )
 
 
-def heads(student: Policy, teacher: Policy) -> tuple[Tensor, Tensor]:
-    """Both output matrices over the common vocabulary, [V, d] and [V, e]; rows of padding are left out."""
-    ours, theirs = (p.lm.get_output_embeddings().weight for p in (student, teacher))
-    size = min(len(ours), len(theirs))
-    return ours[:size], theirs[:size]
+Head = tuple[Tensor, Tensor | None]
+
+
+def heads(student: Policy, teacher: Policy) -> tuple[Head, Head]:
+    """Both output layers over the common vocabulary, ([V, d], [V] or None) each, without rows of padding."""
+    ours, theirs = (p.lm.get_output_embeddings() for p in (student, teacher))
+    size = min(len(ours.weight), len(theirs.weight))
+    return _rows(ours, size), _rows(theirs, size)
+
+
+def _rows(layer: nn.Module, size: int) -> Head:
+    bias = getattr(layer, "bias", None)
+    return layer.weight[:size], None if bias is None else bias[:size]
 
 
 def _told(vocabulary: dict[str, int], token: str) -> str:

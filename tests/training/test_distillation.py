@@ -16,6 +16,7 @@ from test_docs import documented
 from stepladder.config import Recipe
 from stepladder.errors import ConfigError
 from stepladder.objectives.distillation import chunked_js, generalised_js
+from stepladder.objectives.kl import exact_kl
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.training import distillation, ladder
@@ -53,6 +54,29 @@ def test_chunks_change_neither_losses_nor_gradients(chunk: int) -> None:
         found.append((losses.detach(), h.grad, w.grad))
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_heads_in_half_precision_have_logits_in_float32() -> None:
+    """Logits up to some 25, rounded to bfloat16, would be off by .06: most of a divergence of .001 nats."""
+    g = torch.Generator().manual_seed(1)
+    hidden, head = (torch.randn(s, generator=g) for s in ((16, 32), (512, 32)))
+    other = hidden + 0.01 * torch.randn(16, 32, generator=g)
+    h, w, o = (t.bfloat16() for t in (hidden, head, other))
+    exact = exact_kl(*((t.double() @ w.double().T).log_softmax(-1) for t in (h, o)))
+    _, kl = chunked_js(h, w, o, w, beta=1.0, chunk=5)
+    torch.testing.assert_close(kl.double(), exact, rtol=2e-3, atol=1e-7)
+
+
+def test_the_bias_of_a_head_counts_and_learns() -> None:
+    """Hidden states of 0: the biases are the logits. d KL(Q‖P)/dz_v = q_v·(ln q_v/p_v − KL)."""
+    p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.3, 0.4, 0.3])
+    bias = q.log().requires_grad_()
+    none = torch.zeros(1, 2), torch.zeros(3, 2)
+    losses, kl = chunked_js(*none, *none, student_bias=bias, teacher_bias=p.log(), beta=1.0)
+    losses.sum().backward()
+    distance = float((q * (q / p).log()).sum())
+    assert losses.tolist() == kl.tolist() == pytest.approx([distance], abs=1e-6)
+    torch.testing.assert_close(bias.grad, q * ((q / p).log() - distance), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -246,6 +247,21 @@ def test_stored_numbers_of_environment_tokens_do_not_touch_the_gradient(setting:
     ]
     setting.update(other, correction="token_cap")
     assert all(torch.equal(before[name], setting.optimizer.seen[name]) for name in before)
+
+
+@pytest.mark.parametrize(("correction", "weight"), [("token_mask", 0.0), ("token_cap", math.exp(-2.5))])
+def test_tokens_that_their_sampler_found_likelier_by_far(
+    setting: Setting, correction: str, weight: float
+) -> None:
+    """All sampled at log-probabilities 2.5 above the policy's: w = e^-2.5 = .082, outside .5 to 2."""
+    batch = make_batch(setting.play(), GRPO)
+    batch.samples = [
+        dataclasses.replace(s, behaviour_logprobs=tuple(p + 2.5 for p in s.behaviour_logprobs))
+        for s in batch.samples
+    ]
+    metrics = setting.update(batch, correction=correction)
+    assert metrics["correction_weight"] == pytest.approx(weight, rel=0.01)
+    assert (metrics["grad_norm"] == 0.0) is (weight == 0.0)
 
 
 def test_supervised_training_ignores_what_others_said(policy: Policy) -> None:
