@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stepladder.objectives.rounding import changed
+
 # What a model or a kernel raises when it is used in a way that it does not know.
 UNSUPPORTED = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
 PACKED_FOR = 32  # rows that the blocked layout is chosen for; other counts work too
@@ -120,14 +122,15 @@ def why_not_linear(module: nn.Module) -> str | None:
 def effective_weight(module: Any) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a linear layer as it acts: base + scale · B A for a LoRA layer, out of place.
 
-    LoRA: Hu et al. 2021 (arXiv 2106.09685), equation 3. The base weight is never written to.
+    LoRA: Hu et al. 2021 (arXiv 2106.09685), equation 3. The base weight is never written to. In half
+    precision a small adapter moves a share of the weights (`changed`), instead of none.
     """
     if not hasattr(module, "lora_A"):
         return module.weight.detach(), None if module.bias is None else module.bias.detach()
     base = module.base_layer
     weight = base.weight.detach()
     if not module.disable_adapters and not module.merged:
-        for name in module.active_adapters:
-            if name in module.lora_A:
-                weight = weight + module.get_delta_weight(name).detach().to(weight.dtype)
+        acting = [name for name in module.active_adapters if name in module.lora_A]
+        if acting:
+            weight = changed(weight, sum(module.get_delta_weight(name).detach() for name in acting))
     return weight, None if base.bias is None else base.bias.detach()

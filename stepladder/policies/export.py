@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepladder.errors import CheckpointError
 from stepladder.policies.atomic import atomic_directory
+from stepladder.policies.merging import merge
 from stepladder.policies.pretrained import no_progress_bars
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def export_model(
     is_adapter = isinstance(model, PeftModel)
     if is_adapter and (merged or not _names_its_base(model)):
         # copy.deepcopy keeps every adapter type right (DoRA, saved modules) at the price of one more model.
-        merged_copy: Any = copy.deepcopy(model)
-        model = merged_copy.merge_and_unload()
+        model = merge(copy.deepcopy(model))
     with atomic_directory(path) as folder:
         _save_network(model, folder)
         if untied and model.config.get_text_config().tie_word_embeddings:

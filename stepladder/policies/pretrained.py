@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from stepladder.errors import ConfigError, ModelNotFound, nearest
 from stepladder.policies.bundled import BUNDLED, ensure_bundled, say
+from stepladder.policies.merging import merge
 
 if TYPE_CHECKING:
     import torch
@@ -225,7 +226,7 @@ def _load_adapter(folder: Path, **options: Any) -> PreTrainedModel:
     if not base_name:
         raise ModelNotFound(f"{folder}/adapter_config.json does not name its base model.")
     base, _ = load_model(base_name, **options)
-    merged: PreTrainedModel = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    merged = merge(PeftModel.from_pretrained(base, str(folder)))
     zero_dropout(merged)
     merged.eval()  # type: ignore[no-untyped-call]
     return merged

@@ -27,6 +27,7 @@ from stepladder.errors import CheckpointError
 from stepladder.policies.atomic import atomic_directory
 from stepladder.policies.checkpoint import load_tensors, save_tensors
 from stepladder.policies.heads import ScalarHead, ScoredModel, freeze_output_layer
+from stepladder.policies.merging import merge
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import (
     DType,
@@ -101,7 +102,7 @@ def save_scored(model: ScoredModel, path: Path, info: RewardInfo, *, merged: boo
         if adapted and named and not merged:
             _save_adapter(network, model.score, folder)
         else:
-            _save_whole(copy.deepcopy(network).merge_and_unload() if adapted else network, model, folder)
+            _save_whole(merge(copy.deepcopy(network)) if adapted else network, model, folder)
         tokenizer = copy.deepcopy(model.tokenizer)
         if (pad := pad_for_scoring(tokenizer)) is not None:
             tokenizer.pad_token_id = pad

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.errors import ConfigError
@@ -57,7 +59,7 @@ def heads(student: Policy, teacher: Policy) -> tuple[Head, Head]:
     return _rows(ours, size), _rows(theirs, size)
 
 
-def _rows(layer: nn.Module, size: int) -> Head:
+def _rows(layer: Any, size: int) -> Head:
     bias = getattr(layer, "bias", None)
     return layer.weight[:size], None if bias is None else bias[:size]
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
+from stepladder.objectives.rounding import spread
 from stepladder.policies.checkpoint import load_tensors, save_tensors
-from stepladder.policies.optimizer import MasterOptimizer, spread, warmup_then_constant, warmup_then_linear
+from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
