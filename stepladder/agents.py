@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stepladder.data.chat import Renderer
-from stepladder.data.conversation import Conversation
+from stepladder.data.conversation import Conversation, images_of
 from stepladder.data.parsers import read_arguments
 from stepladder.engines.engine import Engine, Session
-from stepladder.errors import ConfigError, EngineError
+from stepladder.errors import ConfigError, EngineError, TemplateError
 from stepladder.types import FinishReason, Message, Sampling, Tool, ToolCall, TrainingSample, Turn
 
 
@@ -73,6 +73,7 @@ class PolicyAgent:
         self.conversation: Conversation | None = None
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        refuse_images(messages)
         self.conversation = self.renderer.start(messages, tools)
 
     async def act(self, seed: int) -> Act:
@@ -94,6 +95,7 @@ class PolicyAgent:
 
     def observe(self, messages: Sequence[Message]) -> None:
         assert self.conversation is not None
+        refuse_images(messages)
         self.conversation.add_messages(messages)
 
     def record(self, trajectory_id: str, group_id: str) -> Record:
@@ -111,6 +113,16 @@ class PolicyAgent:
 
     def close(self) -> None:
         self.session.close()
+
+
+def refuse_images(messages: Sequence[Message]) -> None:
+    """Raise TemplateError: engines take token ids alone, so the policy would see the placeholders."""
+    image = next(iter(images_of(messages)), None)
+    if image is not None:
+        raise TemplateError(
+            f"the environment shows an image ({image.url[:80]}), and policies do not see images yet; "
+            "describe it as text"
+        )
 
 
 def policy_agents(

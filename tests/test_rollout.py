@@ -17,9 +17,9 @@ from stepladder.data.chat import Renderer
 from stepladder.engines.local import LocalEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.environments.environment import as_world, load_world
-from stepladder.errors import EngineError
+from stepladder.errors import EngineError, TemplateError
 from stepladder.rollout import Limits, derive_seed, rollout
-from stepladder.types import Group, Message, Reset, Step, Task, TextPart
+from stepladder.types import Group, ImagePart, Message, Reset, Step, Task, TextPart
 
 
 @pytest.fixture(scope="module")
@@ -374,3 +374,18 @@ def test_an_agent_that_cannot_be_made_closes_the_others(stage: Stage) -> None:
             rollout(agents, world, [("g", world.get("train", 0))], group_size=4, limits=Limits(), seed=0)
         )
     assert engine.open_sessions == 0
+
+
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_an_image_is_refused_rather_than_read_as_its_placeholder(stage: Stage, when: str) -> None:
+    picture = Message("user", (ImagePart("file:cat.png"),))
+
+    class Gallery(Base):
+        async def reset(self, task: Task, *, seed: int) -> Reset:
+            return Reset((picture,) if when == "reset" else task.messages)
+
+        async def step(self, message: Message) -> Step:
+            return Step((picture,))
+
+    with pytest.raises(TemplateError, match=r"shows an image \(file:cat.png\)"):
+        stage.one(stage.says("Look.", "Answer: 1"), as_world(Gallery))

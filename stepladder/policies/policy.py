@@ -93,6 +93,7 @@ class Policy:
         """Score the tokens whose mask is True. Gradients flow where autograd is on."""
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0 to score tokens; got {temperature}. Try 1.0")
+        _refuse_images(samples)
         scored = self._packed if self.mode == "packed" else self._padded
         return scored(samples, temperature, entropy_gradient)
 
@@ -110,6 +111,7 @@ class Policy:
         In the layout of `mode`, as `logprobs`; gradients flow where autograd is on. The state at position t
         has seen the tokens up to and including t. Raises IndexError for a position outside its sample.
         """
+        _refuse_images(samples)
         for b, (sample, at) in enumerate(zip(samples, positions, strict=True)):
             outside = [t for t in at if not 0 <= t < len(sample.token_ids)]
             if outside:
@@ -320,6 +322,16 @@ def _scatter_index(places: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor, T
     columns = torch.cat([torch.from_numpy(at) for at, _ in places])
     units = torch.cat([torch.from_numpy(unit) for _, unit in places])
     return rows, columns, units
+
+
+def _refuse_images(samples: Sequence[TrainingSample]) -> None:
+    sample = next((s for s in samples if s.images), None)
+    if sample is not None:
+        raise ConfigError(
+            f"sample {sample.trajectory_id!r} holds {len(sample.images)} image(s), which nothing expands to "
+            "pixels yet: it would be trained on placeholders; leave such rows out, or describe the images as "
+            "text"
+        )
 
 
 def _probe_samples(vocab_size: int) -> list[TrainingSample]:

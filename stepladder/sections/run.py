@@ -40,7 +40,11 @@ class RunSection(Section):
 
 
 class LoraSection(Section):
-    """A low-rank adapter instead of all weights (Hu et al. 2021, arXiv:2106.09685)."""
+    """A low-rank adapter instead of all weights (Hu et al. 2021, arXiv:2106.09685).
+
+    It wants a higher `learning_rate` in every section that trains it: about ten times that of all weights
+    ("LoRA Without Regret", J. Schulman, Thinking Machines Lab 2025).
+    """
 
     rank: int = Field(16, ge=1, description="columns of the two low-rank factors")
     alpha: int = Field(32, gt=0, description="the adapter's output is multiplied by alpha / rank")

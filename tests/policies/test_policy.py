@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -14,6 +15,7 @@ from stepladder.data.batching import Block
 from stepladder.data.tiny_tokenizer import tiny_tokenizer
 from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
+from stepladder.types import ImagePart
 
 ALL = ("llama", "qwen3", "gpt2", "gemma3")
 
@@ -210,3 +212,11 @@ def test_the_bias_of_an_output_layer_is_trained() -> None:
     policy.logprobs(random_samples(2)).logprobs.sum().backward()
     assert lm.lm_head.bias.grad is not None
     assert float(lm.lm_head.bias.grad.abs().sum()) > 0
+
+
+def test_samples_with_images_are_refused(policy: Policy) -> None:
+    one = dataclasses.replace(sample([20, 21, 22], 1), images=(ImagePart("file:cat.png"),))
+    with pytest.raises(ConfigError, match="1 image"):
+        policy.logprobs([one])
+    with pytest.raises(ConfigError, match="1 image"):
+        policy.hidden_at([one], [[1]])
