@@ -183,6 +183,7 @@ class Episode:
         self.parts: dict[str, float | None] = {}
         self.info: dict[str, Any] = {}
         self.tools: tuple[Tool, ...] = ()
+        self.judges = True
 
     async def play(self) -> Trajectory:
         """From reset to the record. Only programming errors and cancellation leave this function."""
@@ -207,6 +208,7 @@ class Episode:
         reset = await environment.reset(self.request.task, seed=self.request.task.seed)
         self.info.update(reset.info)
         self.tools = reset.tools
+        self.judges = environment.judges
         self.agent.begin(reset.messages, reset.tools)
         for turn in range(self.limits.max_turns):
             act = await self.agent.act(derive_seed(self.request.seed, turn))
@@ -271,7 +273,7 @@ class Episode:
         record = self.agent.record(identity, request.group_id)
         unscored = failure is not None or any(r is None for r in self.rewards)
         value = None if unscored else float(sum(r for r in self.rewards if r is not None))
-        return Trajectory(
+        trajectory = Trajectory(
             id=identity,
             group_id=request.group_id,
             task=request.task,
@@ -286,14 +288,32 @@ class Episode:
             info=dict(self.info),
             tools=self.tools,
         )
+        return with_success(trajectory) if self.judges else trajectory
+
+
+def with_success(trajectory: Trajectory) -> Trajectory:
+    """Settle `info["success"]` by the score as it is now, where it is not there: what is added later does not
+    change it."""
+    if trajectory.failure is not None or "success" in trajectory.info:
+        return trajectory
+    return replace(trajectory, info={**trajectory.info, "success": succeeded(trajectory.score)})
+
+
+def succeeded(score: Score) -> bool:
+    """Is the part "correct" 1 or more, or, where there is none, the score?"""
+    correct = score.parts.get("correct")
+    worth = score.value if correct is None else correct
+    return worth is not None and worth >= 1.0
 
 
 async def _scored(group: Group, scorer: Scorer | None) -> Group:
-    """The finished group as the recipe's own rewards see it; a scorer that fails leaves it unscored."""
-    if scorer is None:
-        return group
+    """The finished group as the recipe's own rewards see it; a scorer that fails leaves it unscored.
+
+    Where the environment did not judge the episodes, it is settled here what they amount to.
+    """
     try:
-        return await scorer(group)
+        group = group if scorer is None else await scorer(group)
+        return replace(group, trajectories=tuple(map(with_success, group.trajectories)))
     except RewardError as error:
         failure = Failure("reward", type(error).__name__, str(error))
         return replace(

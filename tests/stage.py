@@ -10,7 +10,7 @@ from stepladder.agents import policy_agents
 from stepladder.data.chat import Renderer
 from stepladder.data.tiny_tokenizer import tiny_tokenizer
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.rollout import Limits, rollout
+from stepladder.rollout import Limits, Scorer, rollout
 from stepladder.types import Group, Message, Reset, Step, Task, Trajectory
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
@@ -42,6 +42,7 @@ class Stage:
         max_tokens: int = 400,
         max_context: int = 4000,
         seed: int = 0,
+        scorer: Scorer | None = None,
         **limits: Any,
     ) -> list[Group]:
         agents = policy_agents(
@@ -55,6 +56,7 @@ class Stage:
                 group_size=group_size,
                 limits=Limits(**limits),
                 seed=seed,
+                scorer=scorer,
             )
         )
 

@@ -31,7 +31,8 @@ BUNDLED = {
 @runtime_checkable
 class Environment(Protocol):
     """One episode. Methods may be plain or async. Plain ones run in a thread; set `inline = True` on a class
-    whose methods are fast and never wait: they are then called directly, with no deadline."""
+    whose methods are fast and never wait: they are then called directly, with no deadline. `judges = False`
+    says that it gives no score of its own: `environment.rewards` say then whether a task is solved."""
 
     def reset(self, task: Task, *, seed: int) -> Reset | Awaitable[Reset]:
         """Begin. The same task and seed give the same observations, whatever other instances do."""
@@ -278,6 +279,11 @@ class CheckedEnvironment:
         self.name = name
         self._deadline = deadline
         self._inline = bool(getattr(inner, "inline", False))
+
+    @property
+    def judges(self) -> bool:
+        """Does it score its episodes itself? After `reset`: a mixture's are of several worlds."""
+        return bool(getattr(self.inner, "judges", True))
 
     async def reset(self, task: Task, *, seed: int) -> Reset:
         where = f"reset() of {self.name}"

@@ -139,6 +139,10 @@ class MixedEnvironment:
         self.worlds = worlds
         self.inside: CheckedEnvironment | None = None
 
+    @property
+    def judges(self) -> bool:
+        return self.inside is None or self.inside.judges
+
     async def reset(self, task: Task, *, seed: int) -> Reset:
         label, _, domain = task.domain.partition("/")
         await self.close()

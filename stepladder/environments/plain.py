@@ -171,6 +171,7 @@ class PlainEnvironment:
         self._name = type(target).__name__
         self._deadline = deadline
         self._inline = bool(getattr(target, "inline", False))
+        self.judges = callable(getattr(target, "reward", None))
         self.toolbox = ToolBox(tools_of(target), **limits)
         self._task: Task | None = None
 

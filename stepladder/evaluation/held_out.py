@@ -10,7 +10,7 @@ from stepladder.agents import Agents
 from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.reports.tables import wilson_interval
-from stepladder.rollout import Limits, Scorer, rollout
+from stepladder.rollout import Limits, Scorer, rollout, succeeded
 from stepladder.types import Message, Reset, Task, Trajectory
 
 
@@ -39,15 +39,13 @@ class Evaluation:
 
 
 def solved(trajectory: Trajectory) -> bool:
-    """Did the episode succeed? By `info["success"]`, the reward part "correct", or a score of 1 or more."""
+    """Did the episode succeed? By `info["success"]`, which a rollout settles before anything is added to the
+    score; in a record without it by the score's part "correct", or a score of 1 or more."""
     if trajectory.failure is not None:
         return False
     if "success" in trajectory.info:
         return bool(trajectory.info["success"])
-    correct = trajectory.score.parts.get("correct")
-    if correct is not None:
-        return correct >= 1.0
-    return trajectory.score.value is not None and trajectory.score.value >= 1.0
+    return succeeded(trajectory.score)
 
 
 def held_out(world: CheckedWorld, split: str, n: int) -> list[Task]:
