@@ -156,6 +156,11 @@ def _check_credit(section: RlSection, row: Algorithm) -> None:
                 f"normalise={section.normalise!r} takes the scores of whole episodes; with "
                 f"{row.name!r} and credit={section.credit!r} use normalise = 'task'"
             )
+        if section.normalise == "environment" and section.group_size < 2:
+            raise ValueError(
+                f"group_size={section.group_size}: normalise='environment' takes the mean of a task's "
+                "episodes off each, so it needs at least 2; try group_size = 8, or normalise = 'domain'"
+            )
         if section.scale is not None:
             raise ValueError(
                 f"normalise={section.normalise!r} divides by its own deviation, so scale={section.scale!r} "

@@ -91,6 +91,8 @@ def needs_siblings(row: Algorithm, rules: CreditRules) -> bool:
     """Does the baseline come from the other members of the group?"""
     if rules.own is not None or rules.normalise == "domain":
         return False
+    if rules.normalise == "environment":  # divides by the world's deviation, and takes off the group's mean
+        return True
     return row.advantage == "group" or row.baseline != "none" or rules.credit in ("process", "gigpo")
 
 
@@ -161,12 +163,20 @@ def _advantages(
 
 def _of_episodes(rewards: Tensor, episodes: Episodes, row: Algorithm, rules: CreditRules) -> Tensor:
     if rules.normalise == "domain":
-        return domain_zscores(rewards, episodes.domain)
+        return _by_domain(rewards, episodes.domain)
     if rules.normalise == "environment":
         return environment_scaled_advantages(rewards, episodes.group, episodes.environment)
     if row.advantage == "constant":
         return constant_advantages(rewards, baseline=rules.baseline)
     return group_advantages(rewards, episodes.group, baseline=row.baseline, scale=row.scale, ddof=row.ddof)
+
+
+def _by_domain(rewards: Tensor, domain: Tensor) -> Tensor:
+    """z-scores; 0 where an episode is the only one of its domain that is left: nothing says what is usual."""
+    several = torch.bincount(domain)[domain] > 1
+    advantages = torch.zeros_like(rewards)
+    advantages[several] = domain_zscores(rewards[several], domain[several])
+    return advantages
 
 
 def _with_critic(

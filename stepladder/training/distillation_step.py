@@ -32,8 +32,11 @@ def distillation_update(
     """The token mean over everything that is trained in `samples`; both models at `temperature`.
 
     `teacher_kl` is KL(policy‖teacher) in nats a token: exact with the divergence, else k1 on the samples.
+    Without a trained token, where no episode had room for one, nothing moves.
     """
     tokens = sum(s.num_trained for s in samples)
+    if not tokens:
+        return {"grad_norm": 0.0, "tokens": 0.0, "tokens_computed": 0.0, "learning_rate": learning_rate}
     loss_sum, distance, computed = 0.0, 0.0, 0
     for rows in micro_batches(samples, token_budget):
         chosen = [samples[i] for i in rows]

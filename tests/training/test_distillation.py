@@ -79,6 +79,26 @@ def test_the_bias_of_a_head_counts_and_learns() -> None:
     torch.testing.assert_close(bias.grad, q * ((q / p).log() - distance), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["divergence", "sampled"])
+def test_a_step_in_which_nothing_was_said_moves_nothing(loss: Any) -> None:
+    """Every episode had its context full before the first token."""
+    policy, teacher = tiny_policy(), tiny_policy(seed=1)
+    before = {name: p.clone() for name, p in policy.model.named_parameters()}
+    metrics = distillation_update(
+        policy,
+        teacher,
+        MasterOptimizer(trainable(policy.model)),
+        [],
+        loss=loss,
+        beta=0.5,
+        temperature=1.0,
+        learning_rate=1e-3,
+        token_budget=64,
+    )
+    assert (metrics["tokens"], metrics["grad_norm"]) == (0.0, 0.0)
+    assert all(torch.equal(p, before[name]) for name, p in policy.model.named_parameters())
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_a_table_of_three_contexts_becomes_the_teachers(beta: float) -> None:
     """Three contexts, four tokens, free logits: every divergence is 0 only at the teacher."""

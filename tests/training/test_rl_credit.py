@@ -232,6 +232,24 @@ def test_environments_by_group_mean_and_their_own_deviation() -> None:
     near(got, [[1.5], [-0.5], [-0.5], [-0.5], [0.5], [0.5], [0.5], [-1.5]])
 
 
+def test_a_domain_with_one_episode_left_has_nothing_to_compare_it_with() -> None:
+    got = advantages(mixed([10, 6, 8], [0.9]), normalise="domain")
+    near(got, [[1.224745], [-1.224745], [0.0], [0.0]])
+    alone = advantages([group(episode([1.0], domain=d)) for d in "ab"], normalise="domain")
+    near(alone, [[0.0], [0.0]])
+    # groups of one, compared over their domain: mean 2, deviation 1
+    ones = [group(episode([r])) for r in (1.0, 3.0)]
+    near(advantages(ones, ALGORITHMS["reinforce"], normalise="domain"), [[-1.0], [1.0]])
+
+
+def test_the_mean_of_a_prompt_needs_two_of_its_episodes() -> None:
+    """The second prompt has one left; the others' deviation is .5."""
+    groups = [group(episode([1.0]), episode([0.0])), group(episode([1.0]))]
+    got = advantages(groups, ALGORITHMS["reinforce"], normalise="environment")
+    near(got, [[1.0], [-1.0]])
+    assert advantages(groups[1:], ALGORITHMS["reinforce"], normalise="environment") == []
+
+
 # -- own functions and edges ---------------------------------------------------------------------------------
 
 
