@@ -25,11 +25,12 @@ MAX_CALLS = 8  # model calls that one line of the user may set off
 
 def chat_with(model: str, *, environment: str | None, temperature: float, max_tokens: int) -> None:
     """Read lines until end of file; "/new" starts over. The tools are those of the environment."""
+    sections: dict[str, Any] = {}
     if environment is not None:
-        sections: dict[str, Any] = {"environment": {"name": environment}}
+        sections = {"environment": {"name": environment}}
     elif (Path(model) / RECIPE).is_file():
         sections = run_sections(Path(model))
-    else:
+    if "environment" not in sections:
         raise ConfigError("say whose tools the model may use: --env calculator")
     sections |= {"model": {"name": str(model_folder(model))}, "run": {"exact": False}}
     sections["rollout"] = {**sections.get("rollout", {}), "max_tokens": max_tokens}

@@ -94,7 +94,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
 
 
 def run_sections(path: Path) -> dict[str, Any]:
-    """The [environment] and [rollout] sections of a run."""
+    """The [environment] and [rollout] sections of a run; of one on files alone there is no environment."""
     data = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
     return {key: data[key] for key in ("environment", "rollout") if key in data}
 
@@ -104,6 +104,6 @@ def _trained_with(model: str, environment: str) -> dict[str, Any]:
     if not (Path(model) / RECIPE).is_file():
         return {"environment": {"name": environment}}
     sections = run_sections(Path(model))
-    if sections["environment"]["name"] not in (environment, import_path(environment)):
+    if sections.get("environment", {}).get("name") not in (environment, import_path(environment)):
         sections["environment"] = {"name": environment}
     return sections

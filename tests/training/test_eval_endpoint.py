@@ -14,6 +14,7 @@ from test_commands import clever, endpoint
 
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation
+from stepladder.training.chat import chat_with
 from stepladder.training.evaluate import evaluate_model
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
@@ -151,6 +152,21 @@ def test_an_endpoint_is_scored_by_the_rewards_asked_for() -> None:
     with endpoint(clever) as (url, _):
         result = evaluated(url, "calculator", f"environment.rewards=['{__file__}:half']")
     assert [t.score.parts["half"] for t in result.trajectories] == [0.5, 0.5]
+
+
+def test_a_run_that_trained_on_files_alone_is_played_in_any_world(tmp_path: Path) -> None:
+    """It has no [environment], whose options and rewards it would share."""
+    data = tmp_path / "said.jsonl"
+    said = '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "S"}]}\n'
+    data.write_text(said)
+    files = ("environment=null", "rl=null", "sft.demonstrations=null", f"sft.data={data}", "sft.validation=0")
+    recipe = digit_recipe(tmp_path, "run", *files, "sft.epochs=1")
+    path = train(recipe, display=Display(quiet=True))
+    result = evaluated(str(path), "hidden_digit")
+    assert (result.n, result.failed) == (2, 0)
+    assert all(turn.sampling.max_tokens == 3 for t in result.trajectories for turn in t.turns)  # its limits
+    with pytest.raises(ConfigError, match="--env calculator"):
+        chat_with(str(path), environment=None, temperature=0.0, max_tokens=4)
 
 
 def test_a_run_is_evaluated_with_the_rewards_of_its_training(tmp_path: Path) -> None:
