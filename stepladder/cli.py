@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from stepladder.errors import RunStopped, StepladderError
+from stepladder.errors import ConfigError, RunStopped, StepladderError
 
 app = typer.Typer(
     add_completion=False,
@@ -115,7 +115,7 @@ def evaluate(
     ] = "",
     budgets: Annotated[str, typer.Option(help="sampled tokens a turn as an axis, such as 32,64,128")] = "",
     beam: Annotated[int, typer.Option(help="samples a step of a search; 0: none")] = 0,
-    width: Annotated[int, typer.Option(help="the search keeps one in so many")] = 4,
+    width: Annotated[int | None, typer.Option(help="the search keeps one in so many; unset: 4")] = None,
     step_scorer: Annotated[
         str, typer.Option(help="import path of f(messages, partials) -> scores, which leads the search")
     ] = "",
@@ -124,7 +124,13 @@ def evaluate(
     report: Annotated[Path | None, typer.Option(help="folder for evaluation.json, .html and plots")] = None,
 ) -> None:
     """Evaluate a model, or anything behind an OpenAI-compatible endpoint, on any environment."""
-    if samples == 1 and not (against or budgets or report or k or reward or beam or step_scorer):
+    if width is not None and not beam:
+        raise ConfigError(
+            f"--width {width} says how many of the samples of a search are kept, and there is none; add "
+            f"--beam {4 * max(width, 1)} and --step-scorer, or leave it out"
+        )
+    asks_more = against or budgets or report or k or reward or answer or beam or step_scorer
+    if samples == 1 and not asks_more:
         from stepladder.training.evaluate import evaluate_model
 
         evaluate_model(
@@ -155,7 +161,7 @@ def evaluate(
         reward=reward or None,
         answer=answer or None,
         budgets=_numbers("--budgets", budgets),
-        beam=Beam(beam, width) if beam else None,
+        beam=Beam(beam, 4 if width is None else width) if beam else None,
         step_scorer=step_scorer or None,
     )
     evaluate_samples(model, asked, against=against or None, out=out, report=report)
@@ -266,8 +272,6 @@ def version() -> None:
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     """Comma-separated whole numbers."""
-    from stepladder.errors import ConfigError
-
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

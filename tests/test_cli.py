@@ -318,6 +318,22 @@ def test_the_help_of_eval_shows_overrides_that_eval_takes(
     assert "looks like rollout.max_turns=4; got 'rollout'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--answer", "nowhere.py:read"], ["answer reader", "nowhere.py' does not exist"]),
+        (["--width", "9"], ["--width 9", "--beam 36"]),
+        (["--samples", "2", "--width", "9"], ["--width 9", "--beam 36"]),
+    ],
+)
+def test_no_option_of_eval_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
+) -> None:
+    assert run(monkeypatch, "eval", "./nothing", "--env", "calculator", *options) == 1
+    err = capsys.readouterr().err
+    assert all(word in err for word in words), err
+
+
 def test_check_env_takes_the_options_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
