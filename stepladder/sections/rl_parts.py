@@ -61,8 +61,8 @@ class BonusSection(Section):
     only_solved: bool = Field(False, description="paid in episodes that succeeded, and in no other")
     pattern: str = Field(
         "",
-        description="regular expression: what the last message must hold (format), or what counts as a call "
-        "in a world whose calls are plain text (tool)",
+        description="regular expression: what the last message must hold (format; unset: any will do), or "
+        "what counts as a call in a world whose calls are plain text (tool)",
     )
     anneal_steps: int | None = Field(
         None, ge=1, description="steps over which the weight falls to 0, in a straight line"

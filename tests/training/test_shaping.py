@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from stepladder.config import load_recipe
 from stepladder.errors import ConfigError
 from stepladder.sections.rl_parts import BonusSection
 from stepladder.training.shaping import Shaping, annealed, overlong, shaped
-from stepladder.types import Failure, Trajectory
+from stepladder.types import Failure, Message, ToolCall, Trajectory
 
 
 def paid(trajectory: Trajectory, bonus: BonusSection, weight: float | None = None) -> Trajectory:
@@ -62,6 +64,16 @@ def test_format() -> None:
     assert paid(episode([0.0, 0.0], answers=["x", "<think>y"]), bonus).rewards == (0.0, 0.5)
     assert paid(episode([0.0], answers=["y"]), bonus).score.value == 0.0
     assert paid(episode([0.0], answers=["<think>y"], stop="length"), bonus).score.value == 0.0
+
+
+def test_format_without_a_pattern_asks_for_an_end_in_time_and_calls_that_can_be_read() -> None:
+    bonus = BonusSection(kind="format", weight=0.5)
+    assert paid(episode([0.0], answers=["anything"]), bonus).score.value == 0.5
+    assert paid(episode([0.0], answers=["anything"], stop="max_turns"), bonus).score.value == 0.0
+    call = Message("assistant", "", tool_calls=(ToolCall("f", error="no JSON"),))
+    one = episode([0.0, 0.0])
+    torn = dataclasses.replace(one, messages=(one.messages[0], call, *one.messages[2:]))
+    assert paid(torn, bonus).score.value == 0.0
 
 
 def test_what_failed_or_was_not_scored_is_left_as_it_is() -> None:
