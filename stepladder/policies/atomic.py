@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,12 +126,12 @@ def fsync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def write_file(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
+def write_file(path: Path, text: str | Iterable[str]) -> None:
+    """Replace a text file in one step; of a text in pieces there is only one in memory at a time."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with aside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines([text] if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
+from stepladder.policies.atomic import write_file
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
 from stepladder.training.table import open_table, table_recipe
@@ -79,19 +81,44 @@ def _print(result: Evaluation, model: str, environment: str) -> None:
 
 
 def require_writable(out: Path | None) -> None:
-    """Raise ConfigError where `out` cannot be written: before the evaluation, not after it."""
+    """Raise ConfigError where the file `out` cannot be written: before the evaluation, not after it."""
     if out is None:
         return
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("ab").close()
+        if out.exists():
+            out.open("ab").close()
+        if not _special(out):
+            _try_folder(out.resolve().parent)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error}; try --out eval.jsonl") from error
 
 
+def require_folder(report: Path | None) -> None:
+    """Raise ConfigError where files cannot be written into the folder `report`."""
+    if report is None:
+        return
+    try:
+        _try_folder(report)
+    except OSError as error:
+        raise ConfigError(f"--report {report} cannot be written: {error}; try --report eval") from error
+
+
+def _try_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+def _special(out: Path) -> bool:
+    """A pipe such as /dev/stdout: written as it is, where a file is written aside and renamed."""
+    return out.exists() and not out.is_file()
+
+
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
-    """One line a trajectory."""
+    """One line a trajectory. A file that is there is replaced in one step, at the end."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("wb") as file:
-        for trajectory in trajectories:
-            file.write(encode_line(trajectory_to_dict(trajectory)))
+    lines = (encode_line(trajectory_to_dict(trajectory)).decode("ascii") for trajectory in trajectories)
+    if _special(out):
+        with out.open("w", encoding="ascii") as file:
+            file.writelines(lines)
+    else:
+        write_file(out.resolve(), lines)

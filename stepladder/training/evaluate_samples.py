@@ -26,7 +26,7 @@ from stepladder.plugins import load_object
 from stepladder.policies.atomic import write_file
 from stepladder.reports.evaluation import evaluation_page, evaluation_plots
 from stepladder.rewards.reward import Reward, as_reward
-from stepladder.training.evaluate import require_writable, write_trajectories
+from stepladder.training.evaluate import require_folder, require_writable, write_trajectories
 from stepladder.training.model_rewards import model_reward, names_model
 from stepladder.training.progress import Display
 from stepladder.training.records import to_json
@@ -114,6 +114,7 @@ def evaluate_samples(
     if model == against:
         raise ConfigError(f"--against {against} is the model itself; name another one, such as its base")
     require_writable(out)
+    require_folder(report)
     played, kept = [], list[Trajectory]()
     for name in [model] if against is None else [model, against]:
         for one, trajectories in _play(name, asked):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 from spine import digit_recipe
 from test_commands import clever, endpoint
+from told_episodes import episode
 
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation
 from stepladder.training.chat import chat_with
-from stepladder.training.evaluate import evaluate_model
+from stepladder.training.evaluate import evaluate_model, require_writable, write_trajectories
+from stepladder.training.evaluate_samples import Asked, evaluate_samples
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 from stepladder.types import Task
@@ -52,6 +56,47 @@ def test_an_endpoint_where_nothing_listens_stops_the_command(capsys: pytest.Capt
 def test_an_out_file_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--out .* cannot be written"):
         evaluated("no-such-model", "calculator", out=tmp_path)
+
+
+def test_a_report_folder_that_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(ConfigError, match=r"--report .*file.eval cannot be written.*try --report eval"):
+        evaluate_samples("no-such-model", Asked("calculator"), report=taken / "eval")
+
+
+def test_an_out_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "eval.jsonl"
+    one = episode([1.0])
+    write_trajectories(out, [one, one])
+    written = out.read_text()
+    assert [json.loads(line)["id"] for line in written.splitlines()] == ["t", "t"]
+    require_writable(out)
+    require_writable(tmp_path / "other.jsonl")
+    broken: Any = [one, "no trajectory"]
+    with pytest.raises(AttributeError):
+        write_trajectories(out, broken)
+    assert out.read_text() == written
+    assert [p.name for p in tmp_path.iterdir()] == ["eval.jsonl"]
+
+
+def test_out_may_be_a_pipe_or_a_link(tmp_path: Path) -> None:
+    """What is renamed into their place would replace the pipe (/dev/stdout is one), or the link."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        require_writable(pipe)
+        write_trajectories(pipe, [episode([1.0])])
+        assert json.loads(os.read(reader, 1 << 16))["id"] == "t"
+    finally:
+        os.close(reader)
+    link, file = tmp_path / "link.jsonl", tmp_path / "file.jsonl"
+    link.symlink_to(file)
+    require_writable(link)
+    write_trajectories(link, [episode([1.0])])
+    assert link.is_symlink()
+    assert len(file.read_text().splitlines()) == 1
 
 
 def test_why_episodes_failed_is_printed_and_a_server_that_reads_no_calls_is_told_apart(
