@@ -338,8 +338,13 @@ def _drawn_again(parts: RlParts) -> Iterator[None]:
         raise
 
 
-def refuse_dead_world(groups: Sequence[Group]) -> None:
-    """Every episode failed: there is nothing to learn from, and going on would hide the cause."""
+def refuse_dead_world(
+    groups: Sequence[Group], *, again: str = "`stepladder resume` plays their tasks anew"
+) -> None:
+    """Every episode failed: there is nothing to learn from, and going on would hide the cause.
+
+    `again` says what to do once the cause is gone.
+    """
     played = [t for g in groups for t in g.trajectories]
     failures = [t.failure for t in played if t.failure is not None]
     if failures and len(failures) == len(played):
@@ -349,10 +354,8 @@ def refuse_dead_world(groups: Sequence[Group]) -> None:
             f"{first.message}\nNothing was trained on them; "
         )
         if first.boundary == "engine":
-            raise EngineError(what + "once it serves again, `stepladder resume` plays their tasks anew")
-        raise EnvironmentFault(
-            what + "run `stepladder check-env` on the environment; `stepladder resume` plays their tasks anew"
-        )
+            raise EngineError(f"{what}once it serves again, {again}")
+        raise EnvironmentFault(f"{what}run `stepladder check-env` on the environment; {again}")
 
 
 def _finished(settings: RlSection, state: RlState) -> bool:

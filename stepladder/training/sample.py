@@ -14,11 +14,12 @@ from stepladder.evaluation import held_out
 from stepladder.rollout import derive_seed, rollout
 from stepladder.sections.rejection_sampling import Selection
 from stepladder.training.progress import Display
-from stepladder.training.records import encode_line, trajectory_to_dict
+from stepladder.training.records import trajectory_to_dict
 from stepladder.training.rl import refuse_dead_world
 from stepladder.training.rows import ACCEPTED, PAIRS, accepted_row, pair_row
-from stepladder.training.selection import Seen, accepted, best_and_worst, select
-from stepladder.training.table import open_table, table_recipe
+from stepladder.training.sample_note import SampleNote
+from stepladder.training.selection import accepted, best_and_worst, select
+from stepladder.training.table import is_endpoint, open_table, table_recipe
 from stepladder.training.tally import count, told
 from stepladder.types import Group
 
@@ -43,12 +44,23 @@ def sample_files(
 ) -> dict[str, int]:
     """Write accepted.jsonl, pairs.jsonl and trajectories.jsonl into `out`; returns the tally.
 
-    Raises ConfigError where `out` holds such files already, and for a selection that contradicts itself.
+    Stopped, or asked for more tasks, it goes on with the files that the same settings wrote. Raises
+    ConfigError where `out` holds others, or all that is asked for, and for a selection that contradicts
+    itself.
     """
     chosen = _selection(selection)
-    present = [name for name in (ACCEPTED, PAIRS, "trajectories.jsonl") if (out / name).exists()]
-    if present:
-        raise ConfigError(f"{out / present[0]} exists; choose another folder, or delete it")
+    asked = {
+        "model": endpoint_model if is_endpoint(model) else model,  # the same one may serve elsewhere now
+        "environment": environment,
+        "overrides": overrides,
+        "n": n,
+        "split": split,
+        "temperature": temperature,
+        "seed": seed,
+        "selection": chosen.model_dump(),
+        "reward": reward,
+    }
+    note = SampleNote.open(out, asked, tasks)
     recipe = table_recipe(
         model,
         environment,
@@ -57,13 +69,13 @@ def sample_files(
         endpoint_model=endpoint_model,
         rewards=[reward] if reward else [],
     )
-    tally, seen = dict[str, int](), Seen()
     with open_table(recipe, model, endpoint_model) as table:
         todo = held_out(table.world, split, tasks)
         display = Display(console)
-        display.start("evaluating", tasks * n, 0, unit="episodes")
+        display.start("evaluating", tasks * n, note.done * n, unit="episodes")
         out.mkdir(parents=True, exist_ok=True)
-        for start in range(0, tasks, BATCH):
+        note.save()
+        for start in range(note.done, tasks, BATCH):
             groups = table.runner.run(
                 rollout(
                     table.agents(temperature),
@@ -76,27 +88,23 @@ def sample_files(
                     on_trajectory=display.trajectory,
                 )
             )
-            refuse_dead_world(groups)
-            _write(out, groups, chosen, seen, tally, seed)
+            refuse_dead_world(groups, again="the same command goes on from here")
+            _add(note, groups, chosen, seed)
         display.stop()
-    (console or Console()).print(f"{told(tally, n)}\n{out / ACCEPTED}\n{out / PAIRS}", highlight=False)
-    return tally
+    (console or Console()).print(f"{told(note.tally, n)}\n{out / ACCEPTED}\n{out / PAIRS}", highlight=False)
+    return note.tally
 
 
-def _write(
-    out: Path, groups: Sequence[Group], chosen: Selection, seen: Seen, tally: dict[str, int], seed: int
-) -> None:
-    selected = [select(g, chosen, seen, seed=derive_seed(seed, g.id)) for g in groups]
+def _add(note: SampleNote, groups: Sequence[Group], chosen: Selection, seed: int) -> None:
+    selected = [select(g, chosen, note.seen, seed=derive_seed(seed, g.id)) for g in groups]
     pairs = [pair for g in groups if (pair := best_and_worst(g, chosen)) is not None]
-    count(tally, groups, selected, pairs=len(pairs))
+    count(note.tally, groups, selected, pairs=len(pairs))
     rows = {
         ACCEPTED: [accepted_row(t) for t in accepted(groups, selected)],
         PAIRS: [pair_row(*pair) for pair in pairs],
         "trajectories.jsonl": [trajectory_to_dict(t) for g in groups for t in g.trajectories],
     }
-    for name, lines in rows.items():
-        with (out / name).open("ab") as file:
-            file.writelines(encode_line(line) for line in lines)
+    note.add(rows, len(groups))
 
 
 def _selection(settings: Mapping[str, Any]) -> Selection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from spine import digit_recipe, lines
 from test_commands import endpoint
 
 from stepladder.data.datasets import read_dataset
-from stepladder.errors import ConfigError
+from stepladder.errors import ConfigError, EngineError
+from stepladder.training import sample
 from stepladder.training.ladder import train
 from stepladder.training.progress import Display
 from stepladder.training.sample import sample_files
@@ -79,6 +81,40 @@ def test_a_run_writes_files_and_does_not_write_over_them(tmp_path: Path) -> None
     assert lines(tmp_path / "s" / "accepted.jsonl") == lines(tmp_path / "again" / "accepted.jsonl")
     with pytest.raises(ConfigError, match=r"accepted\.jsonl exists"):
         sampled(str(run), tmp_path / "s", **options)
+
+
+def test_an_endpoint_that_died_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of two tasks; the third batch finds nobody, and the lines of a kill in between are cut."""
+    monkeypatch.setattr(sample, "BATCH", 2)
+    asked = {"tasks": 7, "selection": {"keep": "all", "cap": 2, "require": "scored", "beta": None}}
+    answered = itertools.count()
+    broken = tmp_path / "broken"
+
+    def dies(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return solver(body) if next(answered) < 4 * 3 else (500, {})
+
+    with endpoint(dies) as (url, _), pytest.raises(EngineError, match="the same command goes on"):
+        sampled(url, broken, **asked)
+    with endpoint(solver) as (url, bodies):
+        whole = sampled(url, tmp_path / "whole", **asked)
+        bodies.clear()
+        assert len(lines(broken / "trajectories.jsonl")) == 12
+        with (broken / "accepted.jsonl").open("a") as file:
+            file.write('{"half a line')
+        with pytest.raises(ConfigError, match="exists, and is finished or of other settings"):
+            sampled(url, broken, **asked, seed=1)
+        assert not bodies
+        assert sampled(url, broken, **asked) == whole
+        assert len(bodies) == 3 * 3
+    for name in ("accepted.jsonl", "pairs.jsonl", "trajectories.jsonl"):
+        assert lines(broken / name) == lines(tmp_path / "whole" / name)
+
+
+def test_an_endpoint_that_is_dead_from_the_start_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    with endpoint(lambda body: (500, {})) as (url, _), pytest.raises(EngineError):
+        sampled(url, tmp_path / "s")
+    with endpoint(solver) as (url, _):
+        assert sampled(url, tmp_path / "s", seed=3)["sampled"] == 12
 
 
 @pytest.mark.parametrize(
