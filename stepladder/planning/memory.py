@@ -13,8 +13,8 @@ LIBRARIES = 0.40e9  # Python, torch and transformers after their import, measure
 CHUNK, BLOCK, KEPT = 256, 1024, 128 * 2**20
 FLOAT = 4
 # What the C allocator keeps in pieces, as a share of what comes and goes in an update: measured with glibc on
-# the cases of bench/memory.py. An adapter's many temporaries lie between what is kept.
-SLACK, ADAPTER_SLACK = 0.28, 1.8
+# the cases of bench/memory.py. An adapter has many temporaries, and copies of its inputs in float32.
+SLACK, ADAPTER_SLACK = 0.28, 2.9
 
 Phase = Literal["always", "update", "play"]
 
