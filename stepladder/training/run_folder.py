@@ -14,7 +14,8 @@
     report.html, summary.txt
 
 A line is in the file when `log` returns. Each checkpoint stores `cursor()`; on resume `cut_back` removes
-what was logged after it, so a resumed run's logs have every step once.
+what was logged after it, so a resumed run's logs have every step once. Only files that the run itself writes
+are touched (see run_files.py): an evaluation that someone put beside them stays.
 """
 
 from __future__ import annotations
@@ -33,15 +34,14 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from stepladder.config import bundled_recipes
-from stepladder.errors import CheckpointError, ConfigError
+from stepladder.errors import CheckpointError, ConfigError, InvariantError
 from stepladder.policies.atomic import write_file
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
 from stepladder.training.records import encode_line, to_json, trajectory_to_dict
+from stepladder.training.run_files import LOCK, log_names
 from stepladder.training.toml import to_toml
 from stepladder.types import Trajectory
-
-LOCK = ".lock"
 
 
 class RunFolder:
@@ -52,6 +52,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._streams: dict[str, BinaryIO] = {}
+        self._names = log_names(self.recipe())
         for name in self._logs():
             _drop_torn_line(path / name)
 
@@ -120,7 +121,12 @@ class RunFolder:
             raise ConfigError(
                 f"{path} is no run folder: it holds no {RECIPE}; name the folder a run printed."
             )
-        return cls(path, _acquire(path))
+        lock = _acquire(path)
+        try:
+            return cls(path, lock)
+        except BaseException:
+            lock.release()
+            raise
 
     @property
     def checkpoints(self) -> Path:
@@ -208,8 +214,8 @@ class RunFolder:
                 path.unlink()
             elif path.stat().st_size > cursor[name]:
                 os.truncate(path, cursor[name])
-        for name, size in cursor.items():
-            path = self.path / name
+        for name in set(self._names).intersection(cursor):
+            path, size = self.path / name, cursor[name]
             found = path.stat().st_size if path.is_file() else 0
             if found < size:
                 warnings.warn(
@@ -232,11 +238,14 @@ class RunFolder:
         self.close()
 
     def _logs(self) -> list[str]:
-        top = sorted(path.name for path in self.path.glob("*.jsonl"))
-        nested = sorted((self.path / "trajectories").glob("*.jsonl"))
-        return top + [f"trajectories/{path.name}" for path in nested]
+        return [name for name in self._names if (self.path / name).is_file()]
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        if name not in self._names:
+            raise InvariantError(
+                f"{name!r} is no log of this run ({', '.join(self._names)}), so a resumed run would not cut "
+                "it back; name it in run_files.py"
+            )
         data = b"".join(encode_line(record) for record in records)
         if name not in self._streams:
             (self.path / name).parent.mkdir(exist_ok=True)

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.errors import CheckpointError, ConfigError, DataError
+from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
 from stepladder.reports.run import read_jsonl, read_run
 from stepladder.training.provenance import cpu_model, git_state
 from stepladder.training.run_folder import RunFolder, model_folder
 from stepladder.types import Message, Score, Task, Trajectory
 
 RECIPE = {"seed": 0, "model": {"name": "x", "lora": None}}
+SAMPLING = {**RECIPE, "rejection_sampling": {"tasks": 4}, "rl": {"steps": 1}}
 
 
 def _trajectory(name: str) -> Trajectory:
@@ -117,22 +118,50 @@ def test_lines_are_strict_json(tmp_path: Path) -> None:
 
 def test_resume_cuts_back_to_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with RunFolder.create(path, RECIPE) as run:
+    with RunFolder.create(path, SAMPLING) as run:
         run.log({"step": 0})
-        run.log_trajectories([_trajectory("a")], step=0, phase="train")
+        run.log_trajectories([_trajectory("a")], step=0, phase="rl")
         cursor = json.loads(json.dumps(run.cursor()))
         run.log({"step": 1})
         run.log_evaluation({"rung": "rl", "success": 1.0})
-        run.log_trajectories([_trajectory("b")], step=1, phase="train")
-        run.log_trajectories([_trajectory("c")], step=1, phase="eval-rl")
+        run.log_trajectories([_trajectory("b")], step=1, phase="rl")
+        run.log_trajectories([_trajectory("c")], step=1, phase="accepted")
+        run.log_rows("accepted.jsonl", [{"task": "t"}])
     with RunFolder.open(path) as run:
         run.cut_back(cursor)
         assert run.metrics() == [{"step": 0}]
         assert run.evaluations() == []
         run.log({"step": 1})
         assert run.metrics() == [{"step": 0}, {"step": 1}]
-    assert [t["id"] for t in read_jsonl(path / "trajectories" / "train.jsonl")] == ["a"]
-    assert not (path / "trajectories" / "eval-rl.jsonl").exists()
+    assert [t["id"] for t in read_jsonl(path / "trajectories" / "rl.jsonl")] == ["a"]
+    assert not (path / "trajectories" / "accepted.jsonl").exists()
+    assert not (path / "accepted.jsonl").exists()
+
+
+def test_what_the_user_put_into_the_folder_stays(tmp_path: Path) -> None:
+    """An evaluation, a sample of `stepladder sample`, a file without a last newline: none is the run's."""
+    path = tmp_path / "run"
+    own = ["answers.jsonl", "accepted.jsonl", "pairs.jsonl", "trajectories.jsonl", "trajectories/mine.jsonl"]
+    with RunFolder.create(path, RECIPE) as run:
+        run.log({"step": 0})
+        cursor = run.cursor()
+    for name in own:
+        (path / name).write_text('{"a": 1}\n{"b": 2}')
+    with RunFolder.open(path) as run:
+        assert set(run.cursor()) == {"metrics.jsonl"}
+        run.cut_back(cursor)
+        run.cut_back({"answers.jsonl": 3, **cursor})  # as checkpoints once had it
+        run.cut_back({})
+    assert not (path / "metrics.jsonl").exists()
+    assert all((path / name).read_text() == '{"a": 1}\n{"b": 2}' for name in own)
+
+
+def test_a_log_that_would_not_be_cut_back_is_refused(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", RECIPE) as run:
+        with pytest.raises(InvariantError, match=r"'accepted\.jsonl' is no log of this run"):
+            run.log_rows("accepted.jsonl", [{"task": "t"}])
+        with pytest.raises(InvariantError, match=r"trajectories/rl\.jsonl"):
+            run.log_trajectories([_trajectory("a")], step=0, phase="rl")
 
 
 def test_killed_before_the_first_checkpoint_starts_over(tmp_path: Path) -> None:
