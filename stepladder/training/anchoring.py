@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stepladder.config import EvalRecipe, Recipe
+from stepladder.errors import ConfigError
 from stepladder.policies.bundled import BUNDLED
 from stepladder.sections.preference import EARLIER_RUNG
 from stepladder.training.model_rewards import names_model
@@ -49,6 +51,49 @@ def anchored(recipe: R) -> R:
             own = {key: getattr(made.rl, key) for key in ("advantage", "loss")}
             made = _with(made, "rl", **{k: import_path(v) for k, v in own.items() if v is not None})
     return made
+
+
+def named_paths(recipe: Recipe) -> list[tuple[str, str]]:
+    """(key, path) of all that a recipe reads: models, data, folders of reward models, files of code.
+
+    A glob is a path for each file that it finds. Names, such as a hub's, are there as they are.
+    """
+    made = anchored(recipe)
+    found = [("model.name", made.model.name)]
+    for section, key in _FILES:
+        value = getattr(getattr(made, section, None), key, None)
+        if value is not None and section != "engine" and (section, value) != ("preference", EARLIER_RUNG):
+            found += [(f"{section}.{key}", path) for path in (value, *sorted(glob(value, recursive=True)))]
+    if made.distillation is not None:
+        found.append(("distillation.teacher", made.distillation.teacher))
+    code = [("rl.advantage", made.rl.advantage), ("rl.loss", made.rl.loss)] if made.rl is not None else []
+    if made.environment is not None:
+        worlds = _options(made.environment.options).get("worlds")
+        names = [made.environment.name, *(w.get("name") for w in worlds or [] if isinstance(w, dict))]
+        code += [("environment.name", name) for name in names]
+        for reward in made.environment.rewards:
+            if names_model(reward):
+                paths = reward.partition(":")[2].partition("?")[0].split(",")
+                found += [("environment.rewards", path.strip()) for path in paths]
+            else:
+                code.append(("environment.rewards", reward))
+    found += [(key, text.rpartition(":")[0]) for key, text in code if isinstance(text, str)]
+    return [(key, path) for key, path in found if path]
+
+
+def refuse_own_inputs(recipe: Recipe, folder: Path) -> None:
+    """Raise ConfigError where the recipe reads something in `folder`, which is to be deleted."""
+    homes = {folder.absolute(), folder.resolve()}
+    for key, path in named_paths(recipe):
+        own = Path(path).expanduser()
+        places = (own.absolute(), own.resolve()) if own.exists() else ()  # else it is a name or a pattern
+        inside = any(place.is_relative_to(home) for place in places for home in homes)
+        if inside or (key.endswith(".data") and any(folder.resolve().is_relative_to(p) for p in places)):
+            raise ConfigError(
+                f"{key} = {path!r} {'lies in' if inside else 'holds'} the run folder {folder}, which "
+                "overwrite would delete; copy it elsewhere, or choose another name, for example "
+                f"run.name = '{folder.name}-2'"
+            )
 
 
 def absolute(path: str) -> str:

@@ -22,7 +22,7 @@ from stepladder.plugins import import_path
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
 from stepladder.policies.export import export_model
 from stepladder.reports.write import write_reports
-from stepladder.training.anchoring import anchored
+from stepladder.training.anchoring import anchored, refuse_own_inputs
 from stepladder.training.distillation import DistillationRung
 from stepladder.training.forecast import Forecast
 from stepladder.training.interrupt import Abandoned, stoppable, uninterrupted
@@ -84,7 +84,8 @@ def train(
         recipe = parse_recipe(sections)
     require_tracker(recipe.run.track)
     path = Path(recipe.run.out) / recipe.run.name
-    RunFolder.check_new(path, overwrite=overwrite)
+    if RunFolder.check_new(path, overwrite=overwrite):
+        refuse_own_inputs(recipe, path)
     # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
     # computes in the policy's type; rl.correction = "auto" follows from the two.
     recipe = anchored(recipe.model_copy(update={"model": resolved(recipe.model)}))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
-from stepladder.reports.run import ALARMS, EVALUATIONS, METRICS
+from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE
 from stepladder.training.rows import ACCEPTED, PAIRS
 
 LOCK = ".lock"
+ENVIRONMENT = "environment.json"
 SAMPLING = "rejection_sampling"  # the only rung that writes rows of data
 
 
@@ -24,3 +26,28 @@ def log_names(sections: Collection[str]) -> tuple[str, ...]:
         top += [ACCEPTED, PAIRS]
         phases += [Path(ACCEPTED).stem, Path(PAIRS).stem]
     return (*top, *(f"trajectories/{phase}.jsonl" for phase in phases))
+
+
+_WRITTEN = frozenset(
+    {
+        *(RECIPE, ENVIRONMENT, DATA, LOCK, "plan.json", "report.html", "summary.txt"),
+        *(METRICS, EVALUATIONS, ALARMS, ACCEPTED, PAIRS, "steps.jsonl"),
+        *("trajectories", "checkpoints", "final", "reward_model", "process_reward_model"),
+        *("rejection_sampling_start.safetensors", "reference_logprobs.safetensors", "reference.safetensors"),
+        *("tensorboard", "wandb"),
+    }
+)
+_PATTERNS = re.compile(
+    r"reference-\d+\.safetensors"
+    r"|stepladder-weights-.*"  # of a vLLM server whose folder this is
+    r"|\..+\.new|\.(tmp|old)-.+-\d+-\d+"  # files and folders that a killed process was writing
+)
+
+
+def is_written(name: str) -> bool:
+    """Is this what a run puts at the top of its folder?
+
+    >>> is_written("metrics.jsonl"), is_written("reference-40.safetensors"), is_written("thesis.tex")
+    (True, True, False)
+    """
+    return name in _WRITTEN or _PATTERNS.fullmatch(name) is not None

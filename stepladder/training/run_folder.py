@@ -39,7 +39,7 @@ from stepladder.policies.atomic import write_file
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
 from stepladder.training.records import encode_line, to_json, trajectory_to_dict
-from stepladder.training.run_files import LOCK, log_names
+from stepladder.training.run_files import ENVIRONMENT, LOCK, is_written, log_names
 from stepladder.training.toml import to_toml
 from stepladder.types import Trajectory
 
@@ -82,10 +82,10 @@ class RunFolder:
                 "run.out = 'runs'"
             ) from error
         try:
-            for child in (child for child in inside if child.name != RECIPE):  # replaced below
+            for child in (child for child in inside if child.name not in (RECIPE, ENVIRONMENT)):
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
             environment = to_json(describe_environment(device))
-            write_file(path / "environment.json", json.dumps(environment, indent=2) + "\n")
+            write_file(path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
             for name in ("trajectories", "checkpoints"):
                 (path / name).mkdir(exist_ok=True)
             write_file(path / RECIPE, recipe)  # last: its presence means that the folder is a run
@@ -109,8 +109,18 @@ class RunFolder:
                 f"the run folder {path} exists; continue it with `stepladder resume {path}`, choose another "
                 "name, or delete it with --overwrite (from Python: overwrite=True)."
             )
-        if not whole:
-            raise ConfigError(f"{path} is no run folder (no {RECIPE}), so overwrite will not delete it.")
+        for name in (RECIPE, ENVIRONMENT):  # both stand there at any moment of a run, also of this deletion
+            if not (path / name).is_file():
+                raise ConfigError(
+                    f"{path} is no run folder (no {name}), so overwrite will not delete it; choose another "
+                    "name, for example run.name = 'again'"
+                )
+        strange = sorted(child.name for child in inside if not is_written(child.name))
+        if strange:
+            raise ConfigError(
+                f"the run folder {path} holds what no run writes: {_few(strange)}; overwrite would delete "
+                "it. Move it elsewhere, or choose another name, for example run.name = 'again'"
+            )
         return inside
 
     @classmethod
@@ -293,7 +303,13 @@ def _begun(path: Path) -> bool:
     """Is this one of the things that `create` makes before the recipe, with nothing of the user's in it?"""
     if path.name in ("trajectories", "checkpoints"):
         return path.is_dir() and not any(path.iterdir())
-    return path.name == "environment.json" or re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
+    return path.name == ENVIRONMENT or re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _write_all(stream: BinaryIO, data: bytes) -> None:

@@ -14,8 +14,9 @@ from spine import digit_recipe
 
 from stepladder.config import load_recipe
 from stepladder.environments.hidden_digit import HiddenDigitWorld
+from stepladder.errors import ConfigError
 from stepladder.training import ladder, rl
-from stepladder.training.anchoring import anchored, model_path
+from stepladder.training.anchoring import anchored, model_path, refuse_own_inputs
 from stepladder.training.progress import Display
 from stepladder.training.rows import chat
 from stepladder.training.table import table_recipe
@@ -115,3 +116,57 @@ def test_globs_reward_models_own_functions_and_mixed_worlds(
         {"name": "calculator"},
     ]
     assert (made.rl.loss, made.rl.advantage) == (f"{tmp_path}/own.py:loss", "package:advantage")
+
+
+SCORER = "reward_model:org/rm,runs/x/final?combine=min"
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("model.name", {"model": {"name": "runs/x/final"}}),
+        ("model.name", {"model": {"name": "runs/x"}}),
+        ("model.name", {"model": {"name": "link"}}),
+        ("sft.data", {"sft": {"data": "runs/x/pairs.jsonl"}}),
+        ("sft.data", {"sft": {"data": "runs/*/*.jsonl"}}),
+        ("sft.data", {"sft": {"data": "runs"}}),  # a folder is read with all below it
+        ("preference.data", {"preference": {"data": "runs/x/pairs.jsonl"}}),
+        ("distillation.teacher", {"distillation": {"teacher": "runs/x", "steps": 1}}),
+        (
+            "environment.rewards",
+            {"environment": {"name": "calculator", "rewards": ["reward_model:runs/x/final"]}},
+        ),
+        ("environment.name", {"environment": {"name": "runs/x/world.py:World"}}),
+        ("rl.loss", {"rl": {"loss": "runs/x/world.py:loss"}}),
+    ],
+)
+def test_what_the_recipe_reads_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, sections: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/x/final").mkdir(parents=True)
+    Path("link").symlink_to("runs/x/final")
+    for name in ("pairs.jsonl", "world.py"):
+        Path("runs/x", name).write_text("")
+    made = recipe(**sections)
+    with pytest.raises(
+        ConfigError, match=rf"{key} = .*(lies in|holds) the run folder runs/x.*run\.name = 'x-2'"
+    ):
+        refuse_own_inputs(made, Path("runs/x"))
+    if sections != {"sft": {"data": "runs"}}:
+        refuse_own_inputs(made, Path("runs/y"))
+    monkeypatch.chdir("runs/x")  # where "tiny" and "calculator" are names, no files
+    refuse_own_inputs(recipe(model={"name": "tiny"}), Path())
+
+
+def test_overwriting_the_model_that_is_trained_on_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ladder.train(
+        digit_recipe(tmp_path, "run", "rl=null", "sft.epochs=1"), display=Display(quiet=True)
+    )
+    on = digit_recipe(tmp_path, "run", "sft=null", f"model={{name = '{first}', dtype = 'float32'}}")
+    monkeypatch.setattr(ladder, "prepare", lambda recipe: pytest.fail("prepared"))
+    with pytest.raises(ConfigError, match=r"model\.name = .*which overwrite would delete"):
+        ladder.train(on, overwrite=True, display=Display(quiet=True))
+    assert (first / "final").is_dir()

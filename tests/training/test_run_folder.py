@@ -14,8 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
+from stepladder.planning import measured
+from stepladder.policies.atomic import _sibling
+from stepladder.reports import write
 from stepladder.reports.run import read_jsonl, read_run
+from stepladder.training import (
+    reference_logprobs,
+    rejection_sampling,
+    rl_rung,
+    rows,
+    run_folder,
+    step_data,
+)
 from stepladder.training.provenance import cpu_model, git_state
+from stepladder.training.run_files import is_written
 from stepladder.training.run_folder import RunFolder, model_folder
 from stepladder.types import Message, Score, Task, Trajectory
 
@@ -62,6 +74,52 @@ def test_overwrite_deletes_a_run_and_only_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
         RunFolder.create(tmp_path / "thesis", RECIPE, overwrite=True)
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
+
+
+def test_overwrite_refuses_a_project_that_has_a_recipe(tmp_path: Path) -> None:
+    """A folder of the user's with a recipe.toml in it, and a run with the user's own files beside it."""
+    project, run = tmp_path / "project", tmp_path / "run"
+    (project / "src").mkdir(parents=True)
+    (project / "thesis.tex").write_text("years of work")
+    (project / "recipe.toml").write_text("[run]")
+    with pytest.raises(ConfigError, match=r"is no run folder \(no environment\.json\).*run\.name"):
+        RunFolder.check_new(project, overwrite=True)
+    RunFolder.create(run, RECIPE).close()
+    for i in range(7):
+        (run / f"own{i}").write_text("")
+    with pytest.raises(ConfigError, match=r"holds what no run writes: own0, .*own4 and 2 more; .*Move it"):
+        RunFolder.create(run, RECIPE, overwrite=True)
+    assert len(list(run.glob("own*"))) == 7
+    for path in run.glob("own*"):
+        path.unlink()
+    RunFolder.create(run, RECIPE, overwrite=True).close()
+
+
+def test_a_deletion_that_was_killed_is_still_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next --overwrite would take what is left for somebody's project."""
+    path = tmp_path / "run"
+    with RunFolder.create(path, RECIPE) as run:
+        run.log({"step": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "describe_environment", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder.create(path, RECIPE, overwrite=True)
+    assert not (path / "metrics.jsonl").exists()
+    RunFolder.create(path, RECIPE, overwrite=True).close()
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_every_name_that_a_run_writes_is_known() -> None:
+    names = [step_data.STEPS_FILE, reference_logprobs.FILE, rejection_sampling.START, rl_rung.REFERENCE]
+    names += [measured.FILE, write.REPORT, write.SUMMARY, rows.ACCEPTED, rows.PAIRS, "wandb", "tensorboard"]
+    names += ["reference-40.safetensors", "checkpoints", "final", "reward_model", "process_reward_model"]
+    names += [f".recipe.toml.{os.getpid()}.new", ".report.html.new", _sibling(Path("final"), "tmp").name]
+    assert [name for name in names if not is_written(name)] == []
+    assert not is_written("reference-notes.txt")
+    assert not is_written("trajectories.jsonl")
 
 
 def test_what_is_no_run_cannot_be_opened(tmp_path: Path) -> None:
