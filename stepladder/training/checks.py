@@ -12,7 +12,7 @@ from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.sections.rl import RlSection
 from stepladder.sections.scoring import ScoringSection
 from stepladder.training.scoring_files import read_ranked, read_steps
-from stepladder.training.sft_rows import file_rows
+from stepladder.training.sft_rows import file_rows, made_conversations
 from stepladder.training.tasks import levels_of
 
 
@@ -42,11 +42,13 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"distillation.demonstrations asks the environment {recipe.environment.name!r} for "
             "demonstrations, but it has no demonstrations(count, seed) method; give distillation.data"
         )
-    if recipe.sft is not None and recipe.sft.data is None and not world.demonstrates:
-        raise ConfigError(
-            f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, but it "
-            "has no demonstrations(count, seed) method; add one, or give sft.data"
-        )
+    if recipe.sft is not None and recipe.sft.data is None:
+        if not world.demonstrates:
+            raise ConfigError(
+                f"sft.demonstrations asks the environment {recipe.environment.name!r} for demonstrations, "
+                "but it has no demonstrations(count, seed) method; add one, or give sft.data"
+            )
+        made_conversations(world, recipe.sft, recipe.run.seed)
     if recipe.preference is not None and recipe.preference.data is None and not world.prefers:
         raise ConfigError(
             f"preference.pairs asks the environment {recipe.environment.name!r} for pairs, but it has no "

@@ -14,8 +14,8 @@ from stepladder.sections.sft import SftSection
 from stepladder.training.naming import naming
 from stepladder.training.overlong import refuse_overlong
 from stepladder.training.setup import Workbench
-from stepladder.training.sft_rows import Row, SftRows, file_rows
-from stepladder.types import Message, Tool, TrainingSample
+from stepladder.training.sft_rows import Row, SftRows, file_rows, made_conversations
+from stepladder.types import Tool, TrainingSample
 
 REMEDY = (
     'leave them out with sft.max_tokens = {limit}, or cut them with that and sft.overlong = "cut" (texts '
@@ -60,15 +60,10 @@ def sft_data(bench: Workbench, settings: SftSection, *, seed: int, remedy: str =
 
 def _made(bench: Workbench, settings: SftSection, seed: int) -> SftRows:
     """That the world makes demonstrations `check_world` has seen to."""
-    make = bench.world.demonstrations
     tools = opening_tools(bench)
-    train = make(settings.demonstrations, seed)
-    shown = {_key(c) for c in train}
-    # The held-out ones come from the same families; a conversation that is in both is left out.
-    held = [c for c in make(settings.validation, seed + 1) if _key(c) not in shown]
+    train, held, said = made_conversations(bench.world, settings, seed)
     rows = [[Demonstration(tuple(c), tools) for c in part] for part in (train, held)]
-    count = len(train) + len(held)
-    return SftRows([*rows[0]], [*rows[1]], f"{count:,} demonstrations of the environment")
+    return SftRows([*rows[0]], [*rows[1]], said)
 
 
 def _rendered(
@@ -130,7 +125,3 @@ def opening_tools(bench: Workbench) -> tuple[Tool, ...]:
         return reset.tools
 
     return bench.runner.run(look())
-
-
-def _key(conversation: Sequence[Message]) -> str:
-    return repr([(m.role, m.text) for m in conversation])

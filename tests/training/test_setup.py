@@ -144,10 +144,13 @@ class Demonstrating(Plain):
 
 
 def test_a_newcomers_class_climbs_every_rung_on_its_own_demonstrations(tmp_path: Path) -> None:
-    """The validation set holds the same conversation, so it is left out as one that was trained on."""
+    """It has one conversation, of which nothing can be held out: refused until validation is 0."""
     world = f"environment.name={__file__}:Demonstrating"
-    small = ("evaluation.few_shot=1", "rl.steps=1", "evaluation.raw=4", "evaluation.tasks=4")
-    path = ladder.train(digit_recipe(tmp_path, "run", world, *small), display=Display(quiet=True))
+    small = (world, "evaluation.few_shot=1", "rl.steps=1", "evaluation.raw=4", "evaluation.tasks=4")
+    with pytest.raises(ConfigError, match=r"holds nothing out: the 48 demonstrations .* are 1 different"):
+        ladder.train(digit_recipe(tmp_path, "run", *small), display=Display(quiet=True))
+    whole = digit_recipe(tmp_path, "run", *small, "sft.validation=0")
+    path = ladder.train(whole, display=Display(quiet=True))
     assert [e["rung"] for e in lines(path / "evaluations.jsonl")] == ["raw", "few-shot", "sft", "rl"]
     assert lines(path / "evaluations.jsonl")[2]["success"] == 1.0
 

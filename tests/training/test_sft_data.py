@@ -13,11 +13,17 @@ from rich.console import Console
 from spine import SIZES, lines
 
 from stepladder.config import Recipe, load_recipe
+from stepladder.data.records import Demonstration
+from stepladder.environments.environment import as_world
+from stepladder.environments.hidden_digit import HiddenDigitWorld
 from stepladder.errors import CheckpointError, ConfigError, DataError
+from stepladder.sections.sft import SftSection
 from stepladder.training import ladder, setup
 from stepladder.training.demonstrations import SftData, sft_data
 from stepladder.training.inspect import inspect_recipe
 from stepladder.training.progress import Display
+from stepladder.training.sft_rows import SftRows, made_conversations
+from stepladder.types import Message
 
 
 def chat(question: str, answer: str) -> list[dict[str, str]]:
@@ -178,6 +184,53 @@ def test_data_that_do_not_suit_are_refused_before_a_model_is_loaded(
     monkeypatch.setattr(setup, "build_policy", lambda recipe: pytest.fail("a model was loaded"))
     with pytest.raises((DataError, ConfigError), match=reason):
         setup.prepare(recipe(write(tmp_path / "d.jsonl", rows), override))
+
+
+class FewWords(HiddenDigitWorld):
+    """Makes no more than `kinds` different conversations, whatever is asked."""
+
+    kinds = 1
+
+    def demonstrations(self, count: int, seed: int) -> list[list[Message]]:
+        texts = [str((seed * 4 + i) % self.kinds) for i in range(count)]
+        return [[Message("user", f"{t}?"), Message("assistant", t)] for t in texts]
+
+
+def made(monkeypatch: pytest.MonkeyPatch, kinds: int, **sft: Any) -> SftRows:
+    monkeypatch.setattr(FewWords, "kinds", kinds)
+    settings = SftSection(**{"demonstrations": 4, "validation": 3, **sft})
+    train, held, said = made_conversations(as_world(FewWords()), settings, 0)
+    return SftRows([Demonstration(tuple(c)) for c in train], [Demonstration(tuple(c)) for c in held], said)
+
+
+def test_held_out_demonstrations_that_training_has_too_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 kinds training has 0 to 3; from the next seed come 4, 0 and 1: one of the three is new."""
+    rows = made(monkeypatch, 5)
+    assert [r.messages[0].text for r in rows.held] == ["4?"]
+    assert rows.description == (
+        "5 demonstrations of the environment; 2 of 3 left out of those held out, which training has too"
+    )
+    assert made(monkeypatch, 100).description == "7 demonstrations of the environment"
+
+
+def test_a_world_that_leaves_nothing_to_hold_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a held-out row there would be no early stop, and all ten epochs would be run."""
+    message = r"sft\.validation=3 holds nothing out: the 4 demonstrations .*are 1 different .*validation = 0"
+    with pytest.raises(ConfigError, match=message):
+        made(monkeypatch, 1)
+    assert not made(monkeypatch, 1, validation=0).held
+    assert not made(monkeypatch, 1, epochs=0).held  # rows for rl.replay: nothing is validated
+    sections = {
+        "run": {"name": "run", "out": str(tmp_path)},
+        "model": {"name": "tiny", "options": SIZES},
+        "environment": {"name": "test_sft_data:FewWords"},
+        "sft": {"demonstrations": 4, "validation": 3},
+    }
+    monkeypatch.setattr(setup, "build_policy", lambda recipe: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError, match=message):
+        setup.prepare(load_recipe(sections))
 
 
 def test_a_row_that_the_template_cannot_show_is_named_by_its_beginning(tmp_path: Path) -> None:
