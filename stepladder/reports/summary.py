@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.reports.alarms import alarm_text
+from stepladder.reports.fits import fit_texts
 from stepladder.reports.run import RunData, read_run
 from stepladder.reports.scoring import scoring_texts
 from stepladder.reports.tables import (
@@ -57,6 +58,8 @@ def summary_text(run: RunData, report: Path | None = None) -> str:
         blocks.append(memory)
     if trained := _trained(run):
         blocks.append(trained)
+    if fits := fit_texts(run):
+        blocks.append(printable("\n".join(fits)))
     if tasks := _tasks(run):
         blocks.append(tasks)
     blocks.append(f"Report: {report or run.path / 'report.html'}")

@@ -16,7 +16,10 @@ class FittingSection(Section):
     warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
-        0.005, ge=0, description="a validation loss is better when it is lower by this many nats a token"
+        0.005,
+        ge=0,
+        description="by how many nats a token a validation loss must be lower to count for patience; the "
+        "weights of the lowest are kept in any case",
     )
     max_grad_norm: float = Field(
         1.0, gt=0, description="gradients with a longer global norm are scaled to it"

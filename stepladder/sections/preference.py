@@ -79,7 +79,10 @@ class PreferenceSection(Section):
     validation: int = Field(16, ge=0, description="pairs (kto: answers) held out; 0: no early stop")
     patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
-        0.0005, ge=0, description="a validation loss is better when it is lower by this much"
+        0.0005,
+        ge=0,
+        description="by how much a validation loss must be lower to count for patience; the weights of the "
+        "lowest are kept in any case",
     )
     max_grad_norm: float = Field(
         1.0, gt=0, description="gradients with a longer global norm are scaled to it"

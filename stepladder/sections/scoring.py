@@ -22,7 +22,10 @@ class ScoringSection(Section):
     )
     patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
-        0.002, ge=0, description="a validation loss is better when it is lower by this much"
+        0.002,
+        ge=0,
+        description="by how much a validation loss must be lower to count for patience; the weights of the "
+        "lowest are kept in any case",
     )
     max_grad_norm: float = Field(
         1.0, gt=0, description="gradients with a longer global norm are scaled to it"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.reports.fits import NONE_BETTER
 from stepladder.training.interrupt import uninterrupted
 
 Metrics = dict[str, float]
@@ -43,6 +44,8 @@ class EpochState:
     best_loss: float | None = None  # None: nothing validated yet
     best_epoch: int = 0  # 0: the weights that the rung began with
     best_step: int = 0
+    mark_loss: float | None = None  # the loss that the next epochs have to fall below by `min_improvement`
+    mark_epoch: int = 0  # the epoch that reached it: `patience` counts from here
     best: dict[str, Tensor] = field(default_factory=dict)  # master weights of the best epoch
 
     def plain(self) -> dict[str, Any]:
@@ -54,6 +57,8 @@ class EpochState:
             "best_loss": self.best_loss,
             "best_epoch": self.best_epoch,
             "best_step": self.best_step,
+            "mark_loss": self.mark_loss,
+            "mark_epoch": self.mark_epoch,
         }
 
     def checkpoint(self) -> dict[str, Any]:
@@ -69,7 +74,12 @@ class EpochState:
         """The opposite of `checkpoint` and `tensors`; other keys and tensors are left out."""
         kept = MASTER if state["at_best"] else BEST
         best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
-        return cls(**{key: state[key] for key in cls().plain()}, best=best)
+        known = {
+            "mark_loss": state["best_loss"],
+            "mark_epoch": state["best_epoch"],
+            **state,
+        }  # an older run's
+        return cls(**{key: known[key] for key in cls().plain()}, best=best)
 
     @property
     def at_best(self) -> bool:
@@ -88,7 +98,8 @@ def run_epochs(
     on_step: Callable[[int, Metrics], None],
     on_epoch: Callable[[EpochState], None],
 ) -> EpochState:
-    """Train until `patience` epochs brought no better `validation_loss`, then put the best weights back.
+    """Train until `patience` epochs brought no `validation_loss` that is lower by `min_improvement`, then put
+    the weights of the lowest one back, however little lower it was.
 
     `batches(epoch)`: the rows of each batch, equally many batches in every epoch. `update(rows, step)` is
     one optimiser step, `step` counted from 0. `validate` returns metrics with `validation_loss`; without it
@@ -116,19 +127,29 @@ def run_epochs(
                 _keep_best(metrics, optimizer, settings, state)
                 seconds = time.monotonic() - began
                 state.seconds += seconds
-                on_step(state.step, {**metrics, "epoch": float(state.epoch), "seconds": seconds})
+                where = {"epoch": float(state.epoch), "best_epoch": float(state.best_epoch)}
+                on_step(state.step, {**metrics, **where, "seconds": seconds})
             on_epoch(state)
     if state.best:
         optimizer.load({f"{MASTER}{name}": t for name, t in state.best.items()})
     return state
 
 
+def none_better(state: EpochState, what: str = "rung") -> str:
+    """What is to be said where the weights that it all began with were put back; else ""."""
+    if state.best_loss is None or state.best_epoch or not state.epoch:
+        return ""
+    return NONE_BETTER.format(what)
+
+
 def _keep_best(
     metrics: Metrics, optimizer: MasterOptimizer, settings: EpochSettings, state: EpochState
 ) -> None:
-    """Keep the weights where the validation loss is the best so far, by `min_improvement`."""
+    """Keep the weights where the validation loss is the lowest so far; move the mark by `min_improvement`."""
     loss = metrics["validation_loss"]
-    if state.best_loss is None or loss < state.best_loss - settings.min_improvement:
+    if state.mark_loss is None or loss < state.mark_loss - settings.min_improvement:
+        state.mark_loss, state.mark_epoch = loss, state.epoch
+    if state.best_loss is None or loss < state.best_loss:
         state.best_loss, state.best_epoch, state.best_step = loss, state.epoch, state.step
         state.best = {name: t.detach().clone() for name, t in optimizer.masters.items()}
 
@@ -137,4 +158,4 @@ def _finished(settings: EpochSettings, state: EpochState, validated: bool) -> bo
     """Asked before an epoch, so that a run killed after its last epoch does not begin another."""
     if settings.max_minutes is not None and state.seconds > settings.max_minutes * 60:
         return True
-    return validated and state.epoch - state.best_epoch >= settings.patience
+    return validated and state.epoch - state.mark_epoch >= settings.patience

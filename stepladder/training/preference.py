@@ -15,7 +15,7 @@ from stepladder.objectives.kto import kto_balance
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
 from stepladder.policies.policy import Policy
 from stepladder.sections.preference import PreferenceSection
-from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.epochs import EpochState, Metrics, none_better, run_epochs
 from stepladder.training.memory import MemoryLimit
 from stepladder.training.preference_data import (
     JudgedData,
@@ -170,6 +170,8 @@ class PreferenceRung(Rung):
                 memory=run.bench.memory,
             )
             self.progress.best = {}
+        if said := none_better(self.progress):
+            run.display.note(f"{self.name}: {said}")
 
     def _steps(self, data: PairData | JudgedData) -> int:
         return self.settings.epochs * len(data.batches(0, self.settings.batch_size, seed=0))

@@ -62,6 +62,7 @@ class RejectionSamplingRung(FittingRung):
 
     name: ClassVar[str] = "rejection_sampling"
     syncs_engine: ClassVar[bool] = True
+    fitted: ClassVar[str] = "round"
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -16,7 +16,7 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.reward_folder import RewardInfo, save_scored
 from stepladder.sections.scoring import ScoringSection
-from stepladder.training.epochs import MASTER, EpochState, Metrics, run_epochs
+from stepladder.training.epochs import MASTER, EpochState, Metrics, none_better, run_epochs
 from stepladder.training.rung import POLICY, Run, Rung, load_policy, policy_tensors
 
 CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
@@ -90,6 +90,8 @@ class ScoringRung(Rung):
                 on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
             )
             self.progress.best = {}
+        if said := none_better(self.progress):
+            run.display.note(f"{self.name}: {said}")
         return model
 
     def export(self, model: ScoredModel, info: RewardInfo) -> Path:

@@ -14,7 +14,7 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.sections.fitting import FittingSection
 from stepladder.training.demonstrations import sft_data
-from stepladder.training.epochs import EpochState, Metrics, run_epochs
+from stepladder.training.epochs import EpochState, Metrics, none_better, run_epochs
 from stepladder.training.memory import MemoryLimit
 from stepladder.training.rung import Run, Rung
 from stepladder.training.step import sft_update, validation_loss
@@ -80,6 +80,8 @@ def run_sft(
 class FittingRung(Rung):
     """A rung that fits token sequences with `run_sft`, once or several times."""
 
+    fitted: ClassVar[str] = "rung"  # what a fit is called in notes
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.progress = EpochState()
@@ -115,6 +117,8 @@ class FittingRung(Rung):
                 memory=run.bench.memory,
             )
             self.progress.best = {}
+        if said := none_better(self.progress, self.fitted):
+            run.display.note(f"{self.name}: {said}")
 
     def _on_step(self, step: int, metrics: dict[str, float]) -> None:
         self.run.log(self.name, self.before + step, metrics)

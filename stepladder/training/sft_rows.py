@@ -75,8 +75,8 @@ def made_conversations(
         raise ConfigError(
             f"sft.validation={asked} holds nothing out: the {len(train)} demonstrations of the environment "
             f"are {len(shown)} different conversation{'s' * (len(shown) > 1)}, and those made to be held out "
-            "are among them. Set sft.validation = 0 (no early stop: sft.epochs = 3, say, are all run), or let "
-            "demonstrations(count, seed) make others from another seed"
+            "are among them. Set sft.validation = 0 (no early stop: sft.epochs = 3, say, are all run), or "
+            "let demonstrations(count, seed) make others from another seed"
         )
     said = f"{len(train) + len(held):,} demonstrations of the environment"
     if again := asked - len(held):

@@ -12,7 +12,7 @@ from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.sections.sft import SftSection
-from stepladder.training.epochs import EpochState
+from stepladder.training.epochs import EpochState, none_better, run_epochs
 from stepladder.training.sft import run_sft
 from stepladder.types import TrainingSample
 
@@ -91,11 +91,59 @@ def test_it_stops_after_patience_and_keeps_the_weights_it_began_with() -> None:
     assert equal(weights(policy), before)
 
 
-def test_too_small_an_improvement_is_none(policy: Policy) -> None:
-    run = Run(policy)
-    state = run.go(SAME, epochs=9, learning_rate=1e-3, patience=1, min_improvement=100.0)
-    assert run.epochs == [1]
-    assert state.best_epoch == 0
+def test_too_small_an_improvement_ends_training_and_is_kept(policy: Policy) -> None:
+    """Three epochs, each a little better: none counts for patience, and the last weights stay."""
+    run, before = Run(policy), weights(policy)
+    state = run.go(SAME, epochs=9, learning_rate=1e-3, patience=3, min_improvement=100.0)
+    assert run.epochs == [1, 2, 3]
+    assert state.best_epoch == 3
+    assert state.best_loss == run.losses[2] < run.losses[1] < run.losses[0]
+    assert state.mark_epoch == 0
+    assert not equal(weights(policy), before)
+    assert none_better(state) == ""
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "epochs", "best", "mark"),
+    [  # by min_improvement = 0.5; the first number is before any training
+        ([5.0, 4.0, 3.9, 3.8, 0.0], 2, 3, 3, 1),  # two small steps below 4.0 in a row
+        ([5.0, 4.0, 3.7, 3.4, 3.6, 3.5, 0.0], 2, 5, 3, 3),  # small ones that add up to 0.6 count
+        ([5.0, 4.9, 5.1, 0.0], 2, 2, 1, 0),
+        ([5.0, 5.1, 5.0, 0.0], 2, 2, 0, 0),
+    ],
+)
+def test_the_mark_decides_patience_and_the_lowest_loss_the_weights(
+    losses: list[float], patience: int, epochs: int, best: int, mark: int
+) -> None:
+    policy, told = tiny_policy(), iter(losses)
+    optimizer = MasterOptimizer(policy.trainable())
+    settings = SftSection(demonstrations=1, epochs=9, patience=patience, min_improvement=0.5)
+    seen: list[dict[str, float]] = []
+
+    def update(rows: list[int], step: int) -> dict[str, float]:
+        for p in policy.trainable().values():
+            p.data.fill_(step + 1)  # the weights tell their epoch
+        return {}
+
+    state = run_epochs(
+        optimizer,
+        settings,
+        EpochState(),
+        batches=lambda epoch: [[0]],
+        update=update,
+        validate=lambda: {"validation_loss": next(told)},
+        on_step=lambda step, metrics: seen.append(metrics),
+        on_epoch=lambda state: None,
+    )
+    assert (state.epoch, state.best_epoch, state.mark_epoch) == (epochs, best, mark)
+    assert [m["best_epoch"] for m in seen if "best_epoch" in m][-1] == best
+    if best:
+        assert all((p == best).all() for p in policy.trainable().values())
+        assert none_better(state) == ""
+    else:
+        assert none_better(state, "round") == (
+            "no epoch was better; the weights are those the round began with"
+        )
 
 
 def test_without_held_out_samples_all_epochs_are_run_and_the_last_weights_kept(policy: Policy) -> None:
@@ -108,11 +156,11 @@ def test_without_held_out_samples_all_epochs_are_run_and_the_last_weights_kept(p
     assert not equal(weights(policy), before)
 
 
-@pytest.mark.parametrize("held_out", [SAME, OTHER])
-def test_killed_after_its_last_epoch_it_begins_no_other(held_out: list[TrainingSample]) -> None:
+@pytest.mark.parametrize(("held_out", "least"), [(SAME, 0.005), (OTHER, 0.005), (SAME, 100.0)])
+def test_killed_after_its_last_epoch_it_begins_no_other(held_out: list[TrainingSample], least: float) -> None:
     """A checkpoint is taken at each epoch's end, before the loop knows whether it was the last."""
     quiet = Run(tiny_policy())
-    quiet.go(held_out, epochs=4, learning_rate=1e-2, patience=2)
+    quiet.go(held_out, epochs=4, learning_rate=1e-2, patience=2, min_improvement=least)
     for killed in quiet.epochs:
         run = Run(tiny_policy())
         saved: dict[str, Any] = {}
@@ -127,10 +175,10 @@ def test_killed_after_its_last_epoch_it_begins_no_other(held_out: list[TrainingS
 
         run._on_epoch = on_epoch  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            run.go(held_out, epochs=4, learning_rate=1e-2, patience=2)
+            run.go(held_out, epochs=4, learning_rate=1e-2, patience=2, min_improvement=least)
         rest = Run(tiny_policy(seed=5), EpochState(**saved["plain"], best=saved["best"]))
         rest.optimizer.load(saved["tensors"])
-        rest.go(held_out, epochs=4, learning_rate=1e-2, patience=2)
+        rest.go(held_out, epochs=4, learning_rate=1e-2, patience=2, min_improvement=least)
         assert rest.epochs == quiet.epochs[killed:]
         assert equal(weights(rest.policy), weights(quiet.policy))
 
