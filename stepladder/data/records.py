@@ -92,3 +92,11 @@ class Steps:
 
 
 Record: TypeAlias = Demonstration | Text | Preference | Unpaired | Ranking | Steps
+
+
+def both_sides(pair: Preference) -> tuple[Unpaired, Unpaired]:
+    """A pair as two single answers, for KTO."""
+    return (
+        Unpaired(pair.prompt, pair.chosen, True, pair.tools),
+        Unpaired(pair.prompt, pair.rejected, False, pair.tools),
+    )

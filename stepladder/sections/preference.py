@@ -107,6 +107,7 @@ class PreferenceSection(Section):
                 f"give either preference.data or preference.pairs; got data={self.data!r} and "
                 f"pairs={self.pairs}. Try pairs=64"
             )
+        self._refuse_too_few_pairs()
         self._refuse_foreign_keys()
         self._refuse_idle_limits()
         self._refuse_wrong_reference()
@@ -121,6 +122,24 @@ class PreferenceSection(Section):
                 "nothing to compare; try batch_size=8"
             )
         return self
+
+    def _refuse_too_few_pairs(self) -> None:
+        """For kto each pair is two answers to one prompt, and each side of the split needs two prompts."""
+        if not self.pairs or not self.validation:
+            return
+        kto = self.loss == "kto"
+        if kto and self.validation < 4:
+            raise ValueError(
+                f"validation={self.validation} answers are fewer than two pairs, and kto compares answers to "
+                "different prompts; try validation = 4, or 0"
+            )
+        held, least = (self.validation // 2, 2) if kto else (self.validation, 1)
+        if self.pairs - held < least:
+            works = self.pairs // 5 if not kto else max(4, self.pairs // 5 * 2) if self.pairs >= 4 else 0
+            raise ValueError(
+                f"pairs={self.pairs} leaves too little to train on, for validation={self.validation} "
+                f"{'answers (two a pair)' if kto else 'pairs'} are held back; try validation = {works}"
+            )
 
     def _refuse_foreign_keys(self) -> None:
         for key in dict.fromkeys(key for keys in TAKES.values() for key in keys):

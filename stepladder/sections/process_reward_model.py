@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from stepladder.sections.scoring import ScoringSection
 
+SOLUTIONS_PER_TASK = 4
+
 
 class ProcessRewardModelSection(ScoringSection):
     """A process reward model on labelled steps, saved to `process_reward_model/` of the run."""
@@ -46,4 +48,12 @@ class ProcessRewardModelSection(ScoringSection):
                     f"{key}={getattr(self, key)!r} is about labels made by rollouts, and process_reward_model"
                     ".tasks is 0; leave it out, or set tasks = 64"
                 )
+        self._refuse_too_few(self.solutions, f"solutions={self.solutions}")
+        each = self.solutions_per_task or SOLUTIONS_PER_TASK
+        self._refuse_too_few(self.tasks * each, f"tasks={self.tasks} with {each} solutions each")
+        if self.tasks == 1 and self.validation:
+            raise ValueError(
+                f"tasks=1 cannot be split, and validation={self.validation} holds back whole tasks; try "
+                "tasks = 64, or validation = 0"
+            )
         return self

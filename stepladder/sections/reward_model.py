@@ -30,6 +30,7 @@ class RewardModelSection(ScoringSection):
                 f"give either reward_model.data or reward_model.pairs; got data={self.data!r} and "
                 f"pairs={self.pairs}. Try pairs=256"
             )
+        self._refuse_too_few(self.pairs, f"pairs={self.pairs}")
         if self.margin == "data" and self.data is None:
             raise ValueError('margin="data" needs a file; with pairs, give a number such as margin = 0.0')
         return self

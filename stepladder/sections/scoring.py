@@ -38,3 +38,11 @@ class ScoringSection(Section):
     )
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     max_minutes: float | None = Field(None, gt=0, description="no new epoch begins after this time")
+
+    def _refuse_too_few(self, count: int, what: str) -> None:
+        """ValueError where `validation` takes all of `count` rows that are to be made (0: none are)."""
+        if 0 < count <= self.validation:
+            raise ValueError(
+                f"{what} leaves nothing to train on, for validation={self.validation} holds back as many; "
+                f"try validation = {count // 5}"
+            )

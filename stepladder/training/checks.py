@@ -5,13 +5,12 @@ from __future__ import annotations
 from stepladder.config import Recipe
 from stepladder.data.datasets import read_dataset
 from stepladder.environments.environment import CheckedWorld
-from stepladder.errors import ConfigError, DataError
+from stepladder.errors import ConfigError
 from stepladder.evaluation import require_tasks
 from stepladder.plugins import load_object
-from stepladder.sections.preference import EARLIER_RUNG, PreferenceSection
+from stepladder.sections.preference import EARLIER_RUNG
 from stepladder.sections.rl import RlSection
-from stepladder.sections.scoring import ScoringSection
-from stepladder.training.scoring_files import read_ranked, read_steps
+from stepladder.training.check_rows import check_preference_rows, check_scored_rows
 from stepladder.training.sft_rows import file_rows, made_conversations
 from stepladder.training.tasks import levels_of
 
@@ -68,39 +67,30 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
         )
     if process is not None and process.tasks:
         require_tasks(world, "train", process.tasks)
+    _check_made_rows(recipe, world)
+
+
+def _check_made_rows(recipe: Recipe, world: CheckedWorld) -> None:
+    """Whether what the world makes suffices for the split and the schedule of each rung."""
+    for scored in (recipe.reward_model, recipe.process_reward_model):
+        if scored is not None and scored.data is None:
+            check_scored_rows(scored, world, recipe.run.seed)
+    if recipe.preference is not None and recipe.preference.data is None:
+        check_preference_rows(recipe.preference, world, recipe.run.seed)
 
 
 def check_data(recipe: Recipe) -> None:
     """Raise DataError or ConfigError for a training file that is not there, too small or of another kind."""
-    if recipe.reward_model is not None and recipe.reward_model.data is not None:
-        _enough(recipe.reward_model, len(read_ranked(recipe.reward_model.data).records), "reward_model")
-    process = recipe.process_reward_model
-    if process is not None and process.data is not None:
-        _enough(process, len(read_steps(process.data).records), "process_reward_model")
+    for scored in (recipe.reward_model, recipe.process_reward_model):
+        if scored is not None and scored.data is not None:
+            check_scored_rows(scored, None, recipe.run.seed)
     if recipe.sft is not None and recipe.sft.data is not None:
         file_rows(recipe.sft, recipe.run.seed)
     if recipe.distillation is not None and recipe.distillation.data is not None:
         read_dataset(recipe.distillation.data, "demonstration")
     settings = recipe.preference
     if settings is not None and settings.data not in (None, EARLIER_RUNG):
-        _check_preferences(settings, str(settings.data))
-
-
-def _enough(settings: ScoringSection, rows: int, section: str) -> None:
-    if rows <= settings.validation:
-        raise DataError(
-            f"{section}.data has {rows} rows, {section}.validation holds back {settings.validation}; try "
-            f"{section}.validation = {rows // 5}"
-        )
-
-
-def _check_preferences(settings: PreferenceSection, path: str) -> None:
-    rows = len(read_dataset(path, kind=settings.kind))
-    if rows <= settings.validation:
-        raise DataError(
-            f"{path} has {rows} {'answers' if settings.loss == 'kto' else 'pairs'}, preference.validation "
-            f"holds back {settings.validation}; try preference.validation = {rows // 5}"
-        )
+        check_preference_rows(settings, None, recipe.run.seed)
 
 
 def _check_rl(settings: RlSection, max_turns: int, world: CheckedWorld) -> None:

@@ -74,11 +74,8 @@ class EpochState:
         """The opposite of `checkpoint` and `tensors`; other keys and tensors are left out."""
         kept = MASTER if state["at_best"] else BEST
         best = {k.removeprefix(kept): t for k, t in tensors.items() if k.startswith(kept)}
-        known = {
-            "mark_loss": state["best_loss"],
-            "mark_epoch": state["best_epoch"],
-            **state,
-        }  # an older run's
+        # Checkpoints of older runs have one mark, the best epoch.
+        known = {"mark_loss": state["best_loss"], "mark_epoch": state["best_epoch"], **state}
         return cls(**{key: known[key] for key in cls().plain()}, best=best)
 
     @property

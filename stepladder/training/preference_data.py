@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.datasets import read_dataset
-from stepladder.data.records import Preference, Unpaired
+from stepladder.data.records import Preference, Unpaired, both_sides
 from stepladder.data.samples import preference_samples, unpaired_samples
 from stepladder.data.split import fingerprint_of, repeated, split_by_content
 from stepladder.errors import DataError
@@ -91,14 +91,6 @@ def preference_rows(
     if again := repeated(len(rows) - len(train) - len(held)):
         say(again)
     return train, held
-
-
-def both_sides(pair: Preference) -> tuple[Unpaired, Unpaired]:
-    """A pair as two single answers, for KTO."""
-    return (
-        Unpaired(pair.prompt, pair.chosen, True, pair.tools),
-        Unpaired(pair.prompt, pair.rejected, False, pair.tools),
-    )
 
 
 # -- single answers: whom each is compared with -------------------------------------------------------------

@@ -20,7 +20,7 @@ from stepladder.errors import DataError
 from stepladder.evaluation import solved
 from stepladder.objectives.reward_model import math_shepherd_label
 from stepladder.rollout import rollout
-from stepladder.sections.process_reward_model import ProcessRewardModelSection
+from stepladder.sections.process_reward_model import SOLUTIONS_PER_TASK, ProcessRewardModelSection
 from stepladder.training.setup import Workbench
 from stepladder.types import Generation, Sampling, Task, Trajectory
 
@@ -103,7 +103,7 @@ async def monte_carlo_steps(
         bench.agents(r.temperature),
         world,
         [(f"solve-{i}", task) for i, task in enumerate(tasks)],
-        group_size=settings.solutions_per_task or 4,
+        group_size=settings.solutions_per_task or SOLUTIONS_PER_TASK,
         limits=bench.limits,
         seed=seed,
     )

@@ -488,7 +488,7 @@ def test_the_learning_rate_warms_up_and_falls_to_0() -> None:
         pytest.param({"data": "x", "overlong": "drop"}, "max_completion_tokens=512", id="drop"),
         pytest.param({"data": "rejection_sampling"}, "no section .rejection_sampling.", id="no-earlier-rung"),
         pytest.param({"data": "x", "reference": "base"}, "there is no adapter", id="base-without-adapter"),
-        pytest.param({"pairs": 4}, "asks an environment for pairs", id="no-environment"),
+        pytest.param({"pairs": 64}, "asks an environment for pairs", id="no-environment"),
         pytest.param({"data": "x", "loss": "dop"}, "dop", id="typo"),
     ],
 )
@@ -500,7 +500,7 @@ def test_contradictions_are_refused_before_anything_is_loaded(keys: dict[str, An
 def test_a_world_without_pairs_and_a_file_too_small_are_refused(tmp_path: Path) -> None:
     base = {"model": {"name": "tiny"}, "run": {"out": str(tmp_path)}}
     with pytest.raises(ConfigError, match=r"no preferences\(count, seed\) method"):
-        train(load_recipe({**base, "environment": {"name": "hidden_digit"}, "preference": {"pairs": 4}}))
+        train(load_recipe({**base, "environment": {"name": "hidden_digit"}, "preference": {"pairs": 64}}))
     data = write_pairs(tmp_path / "few.jsonl", 5)
     with pytest.raises(DataError, match=r"has 5 pairs.*validation = 1"):
         train(load_recipe({**base, "preference": {"data": str(data)}}))

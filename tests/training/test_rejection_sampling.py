@@ -15,9 +15,9 @@ from spine import digit_recipe, lines
 from stepladder.config import Recipe
 from stepladder.data.budget import Budget
 from stepladder.data.datasets import read_dataset
+from stepladder.data.records import both_sides
 from stepladder.errors import ConfigError, DataError, RunStopped
 from stepladder.training import ladder, preference_data, rejection_sampling, sft
-from stepladder.training.preference_data import both_sides
 from stepladder.training.progress import Display
 from stepladder.training.records import trajectory_from_dict
 from stepladder.training.run_folder import RunFolder

@@ -278,7 +278,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, override: str, messag
 
 def test_pairs_of_a_world_that_has_none_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     bare = runs.recipe(tmp_path, "run", "reward_model", tmp_path).model_dump(exclude_none=True)
-    bare["reward_model"] |= {"pairs": 8}
+    bare["reward_model"] |= {"pairs": 80}
     bare["reward_model"].pop("data")
     with pytest.raises(ConfigError, match="asks an environment for pairs"):
         runs.load_recipe(bare)
