@@ -18,6 +18,7 @@ from stepladder.cli import app
 from stepladder.config import bundled_recipes, eval_recipe, load_recipe
 from stepladder.deadlines import PROGRAMMING_ERRORS
 from stepladder.environments.environment import load_world
+from stepladder.training.ladder import RUNGS
 from stepladder.training.progress import Display
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +170,12 @@ def documented(heading: str) -> set[str]:
     assert sections
     cells = [line.split("|")[1] for part in sections for line in part.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_label_of_an_evaluation_is_on_the_page() -> None:
+    (row,) = re.findall(r"^\| `rung` \|.*$", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE)
+    climbed = {name for name, kind in RUNGS.items() if kind.trains_policy}
+    assert set(re.findall(r"`([^`]+)`", row)) == {"rung", "raw", "few-shot", *climbed, "rl-STEP"}
 
 
 def test_every_metric_is_on_the_page(workplace: Path) -> None:
