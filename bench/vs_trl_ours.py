@@ -62,7 +62,7 @@ class Ours:
         ]
         optimizer = MasterOptimizer(self.policy.trainable())
         data = self._with_reference(PairData(pairs, []))
-        loss = pair_loss(PreferenceSection(pairs=1))
+        loss = pair_loss(PreferenceSection(pairs=1, validation=0))
         return [
             preference_update(
                 self.policy, optimizer, part, loss, learning_rate=RATE, token_budget=self.budget
@@ -78,7 +78,7 @@ class Ours:
             judged.append(Judged(Answer(own), Answer(wrong), row["label"]))
         optimizer = MasterOptimizer(self.policy.trainable())
         data = self._with_reference(JudgedData(judged, [], []))
-        settings = PreferenceSection(pairs=1, loss="kto", batch_size=self.batch)
+        settings = PreferenceSection(pairs=1, validation=0, loss="kto", batch_size=self.batch)
         return [
             kto_update(self.policy, optimizer, part, settings, learning_rate=RATE, token_budget=self.budget)[
                 "loss"

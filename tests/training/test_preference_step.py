@@ -46,7 +46,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def section(loss: str = "dpo", **settings: Any) -> PreferenceSection:
-    return PreferenceSection(pairs=1, loss=loss, **{**LOSSES.get(loss, {}), **settings})  # type: ignore[arg-type]
+    return PreferenceSection(pairs=1, validation=0, loss=loss, **{**LOSSES.get(loss, {}), **settings})  # type: ignore[arg-type]
 
 
 def random_pairs(count: int, *, seed: int = 0, reference: bool = True) -> list[Pair]:
@@ -220,7 +220,7 @@ def test_each_setting_reaches_its_loss() -> None:
 
     def value(loss: str, **settings: Any) -> float:
         settings = {**LOSSES[loss], **settings}
-        made = PreferenceSection(pairs=1, loss=loss, **settings)  # type: ignore[arg-type]
+        made = PreferenceSection(pairs=1, validation=0, loss=loss, **settings)  # type: ignore[arg-type]
         return float(pair_loss(made)(chosen, rejected)[0])
 
     def low(x: float) -> float:
