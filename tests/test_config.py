@@ -88,7 +88,7 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["rl.credit=turns", "rl.normalise=domain"], ["scores of whole episodes", "'task'"]),
         (
             ["rl.algorithm=reinforce", "rl.group_size=1", "rl.normalise=environment"],
-            ["mean of a task's episodes", "group_size = 8", "normalise = 'domain'"],
+            ["mean of a task's episodes", "group_size = 8", "leave normalise out"],
         ),
         (["rl.baseline=0.5"], ["fixed number of 'reinforce'"]),
         (["rl.advantage=a:b", "rl.credit=turns"], ["rl.advantage = 'a:b' replaces", "leave those out"]),

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from stage import Base, Stage
 
+from stepladder.config import parse_recipe
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.environments.check import check_environment
 from stepladder.environments.environment import as_world
 from stepladder.environments.mixed import MixedWorld
 from stepladder.environments.tools import tool
+from stepladder.errors import ConfigError
 from stepladder.evaluation import solved
 from stepladder.rewards.reward import score_group
 from stepladder.sections.rejection_sampling import Selection
 from stepladder.sections.rl_parts import BonusSection
+from stepladder.training.checks import check_world
 from stepladder.training.records import trajectory_from_dict, trajectory_to_dict
 from stepladder.training.selection import Seen, select
 from stepladder.training.shaping import Shaping, shaped
@@ -134,3 +138,23 @@ def test_success_is_kept_in_files_and_older_files_are_judged_by_their_score(stag
 
     assert [back(wrong), back(right)] == [False, True]
     assert [back(wrong, info={}), back(right, info={})] == [True, False]  # 1.3 and .4
+
+
+def test_an_environment_that_nobody_judges_is_told_before_a_model_is_loaded() -> None:
+    """A misspelt `reward` would cost a whole run of zeros."""
+    recipe = parse_recipe(
+        {"environment": {"name": "own"}, "rl": {"steps": 1}, "evaluation": {"tasks": 1, "raw": 0}}
+    )
+    world = as_world(Unjudged)
+    with pytest.raises(ConfigError, match=r"no method `reward`.*environment\.rewards"):
+        check_world(recipe, world)
+    check_world(
+        parse_recipe(
+            {**recipe.model_dump(exclude_none=True), "environment": {"name": "own", "rewards": ["x.py:f"]}}
+        ),
+        world,
+    )
+    report = check_environment(Unjudged)
+    (said,) = [check for check in report.checks if check.name == "an episode ends"]
+    assert said.status == "note"
+    assert "no method `reward`" in str(report)

@@ -280,6 +280,11 @@ class _Checker:
                     "20 plain answers did not end the episode",
                     "fine for a game; the loop's max_turns will end it",
                 )
+        if not self.world.make().judges:
+            raise Remark(
+                "nothing judges an episode: there is no method `reward`",
+                "add reward(self, answer) -> float, or environment.rewards to the recipe",
+            )
         return f"reward for the reference as the answer: {steps[-1].reward}"
 
     # -- independence

@@ -101,10 +101,11 @@ def _check_loss(section: RlSection, row: Algorithm) -> None:
     if section.clip_absolute and row.surrogate != "cispo":
         raise ValueError(f"clip_absolute belongs to cispo; {row.name!r} clips around 1, so leave it out")
     if section.clip_absolute and (section.clip_high or 0.0) <= 1.0:
+        cap = ".28, the default," if section.clip_high is None else f"{section.clip_high:g}"
         raise ValueError(
-            f"with clip_absolute = true, clip_high is the largest weight of a token, and {section.clip_high} "
-            "(unset: .28) would shrink the gradient of tokens that have not moved at all; for example "
-            "clip_high = 5.0, or leave clip_absolute out"
+            f"with clip_absolute = true, clip_high is the largest weight of a token, and {cap} would shrink "
+            "the gradient of tokens that have not moved at all; for example clip_high = 5.0, or leave "
+            "clip_absolute out"
         )
     if section.dual_clip is not None and row.surrogate == "cispo":
         raise ValueError(f"dual_clip={section.dual_clip:g}: cispo has none; leave it out")
@@ -159,7 +160,7 @@ def _check_credit(section: RlSection, row: Algorithm) -> None:
         if section.normalise == "environment" and section.group_size < 2:
             raise ValueError(
                 f"group_size={section.group_size}: normalise='environment' takes the mean of a task's "
-                "episodes off each, so it needs at least 2; try group_size = 8, or normalise = 'domain'"
+                "episodes off each, so it needs at least 2; try group_size = 8, or leave normalise out"
             )
         if section.scale is not None:
             raise ValueError(

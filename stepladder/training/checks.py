@@ -26,6 +26,12 @@ def check_world(recipe: Recipe, world: CheckedWorld) -> None:
             f"{recipe.environment.name!r} has no demonstrations(count, seed) method; add one, or set "
             "evaluation.few_shot = 0"
         )
+    scored = recipe.rl is not None or recipe.rejection_sampling is not None
+    if scored and not recipe.environment.rewards and not world.make().judges:
+        raise ConfigError(
+            f"the environment {recipe.environment.name!r} judges nothing, for it has no method `reward`: "
+            "every episode would score 0; add reward(self, answer) -> float, or environment.rewards"
+        )
     if recipe.rl is not None:
         require_tasks(world, "train", 1)
         _check_rl(recipe.rl, recipe.rollout.max_turns, world)

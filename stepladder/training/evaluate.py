@@ -12,8 +12,10 @@ from rich.table import Table
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation, evaluate, held_out
 from stepladder.policies.atomic import write_file
+from stepladder.reports.run import RECIPE
 from stepladder.training.progress import Display
 from stepladder.training.records import encode_line, trajectory_to_dict
+from stepladder.training.run_files import is_written
 from stepladder.training.table import open_table, table_recipe
 from stepladder.types import Trajectory
 
@@ -84,6 +86,9 @@ def require_writable(out: Path | None) -> None:
     """Raise ConfigError where the file `out` cannot be written: before the evaluation, not after it."""
     if out is None:
         return
+    folder = out.resolve().parent
+    if (folder / RECIPE).is_file() and is_written(out.name):
+        raise ConfigError(f"--out {out} is a file of that run itself; try --out {out.parent / 'eval.jsonl'}")
     try:
         if out.exists():
             out.open("ab").close()

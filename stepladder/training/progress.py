@@ -18,7 +18,7 @@ _SHOWN = (  # metric, label, format
     ("tool_rate", "tools", ".0%"),
     ("validation_loss", "val loss", ".4f"),
     ("validation_accuracy", "val acc", ".0%"),
-    ("nll", "loss", ".4f"),
+    ("loss", "loss", ".4f"),
     ("margin", "margin", ".3f"),
     ("drift_chosen", "drift", "+.2f"),
     ("drift_desirable", "drift", "+.2f"),
@@ -78,7 +78,10 @@ class Display:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One unit of the phase is done."""
         self._last = step
-        note = "  ".join(f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in metrics)
+        hidden = {"loss"} if "reward" in metrics else set()  # RL's says nothing
+        note = "  ".join(
+            f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in metrics.keys() - hidden
+        )
         for key in ("failed", "unscored"):
             if metrics.get(key):
                 note += f"  {key} {metrics[key]:.0f}"

@@ -44,6 +44,21 @@ _PATTERNS = re.compile(
 )
 
 
+_INSIDE = {  # of folders whose content is known; an export is a whole and is replaced as one
+    "checkpoints": re.compile(r"step-\d{8,}|\.(tmp|old)-.+-\d+-\d+"),
+    "trajectories": re.compile(r"[a-z_]+\.jsonl"),
+}
+
+
+def strange_names(folder: Path) -> list[str]:
+    """What lies in a run folder, or in its checkpoints or trajectories, and no run writes; by path."""
+    found = [child.name for child in folder.iterdir() if not is_written(child.name)]
+    for name, usual in _INSIDE.items():
+        if (folder / name).is_dir():
+            found += [f"{name}/{c.name}" for c in (folder / name).iterdir() if not usual.fullmatch(c.name)]
+    return sorted(found)
+
+
 def is_written(name: str) -> bool:
     """Is this what a run puts at the top of its folder?
 

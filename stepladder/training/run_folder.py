@@ -39,7 +39,7 @@ from stepladder.policies.atomic import write_file
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
 from stepladder.training.records import encode_line, to_json, trajectory_to_dict
-from stepladder.training.run_files import ENVIRONMENT, LOCK, is_written, log_names
+from stepladder.training.run_files import ENVIRONMENT, LOCK, log_names, strange_names
 from stepladder.training.toml import to_toml
 from stepladder.types import Trajectory
 
@@ -115,7 +115,7 @@ class RunFolder:
                     f"{path} is no run folder (no {name}), so overwrite will not delete it; choose another "
                     "name, for example run.name = 'again'"
                 )
-        strange = sorted(child.name for child in inside if not is_written(child.name))
+        strange = strange_names(path)
         if strange:
             raise ConfigError(
                 f"the run folder {path} holds what no run writes: {_few(strange)}; overwrite would delete "
@@ -148,7 +148,7 @@ class RunFolder:
 
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe this run was started with."""
-        return tomllib.loads((self.path / RECIPE).read_text(encoding="utf-8"))
+        return read_recipe(self.path)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; `step` and `phase` say what it is about. NaN becomes null."""
@@ -276,6 +276,16 @@ class RunFolder:
         self._streams.clear()
 
 
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """The resolved recipe of a run. Raises ConfigError where something else has been written over it."""
+    try:
+        return tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{folder / RECIPE} is no TOML: {error}; put back the recipe that the run began with"
+        ) from error
+
+
 def model_folder(name: str) -> str | Path:
     """The trained model inside a run folder; anything else stays what it is.
 
@@ -291,6 +301,12 @@ def model_folder(name: str) -> str | Path:
         )
     if (path / RECIPE).is_file():
         if not (path / "final").is_dir():
+            scores = next((n for n in ("reward_model", "process_reward_model") if (path / n).is_dir()), None)
+            if scores is not None:
+                raise ConfigError(
+                    f"the run {path} trained scores and no policy; use it in a recipe, as "
+                    f'environment.rewards = ["{scores}:{path / scores}"], or name another run'
+                )
             raise ConfigError(
                 f"the run {path} has not finished: it holds no final/ model. Continue it with "
                 f"`stepladder resume {path}`"

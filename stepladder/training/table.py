@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from stepladder.reports.run import RECIPE
 from stepladder.rollout import Limits, Scorer
 from stepladder.training.anchoring import import_path
 from stepladder.training.loop_thread import LoopThread
-from stepladder.training.run_folder import model_folder
+from stepladder.training.run_folder import model_folder, read_recipe
 from stepladder.training.setup import Workbench, limits_of, make_scorer, make_world, prepare
 
 
@@ -95,7 +94,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
 
 def run_sections(path: Path) -> dict[str, Any]:
     """The [environment] and [rollout] sections of a run; of one on files alone there is no environment."""
-    data = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
+    data = read_recipe(path)
     return {key: data[key] for key in ("environment", "rollout") if key in data}
 
 

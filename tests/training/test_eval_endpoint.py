@@ -73,6 +73,11 @@ def test_an_out_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [json.loads(line)["id"] for line in written.splitlines()] == ["t", "t"]
     require_writable(out)
     require_writable(tmp_path / "other.jsonl")
+    (tmp_path / "recipe.toml").write_text("")  # from here on a run's folder
+    require_writable(tmp_path / "other.jsonl")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file of that run itself; try --out .*eval"):
+        require_writable(tmp_path / "metrics.jsonl")
+    (tmp_path / "recipe.toml").unlink()
     broken: Any = [one, "no trajectory"]
     with pytest.raises(AttributeError):
         write_trajectories(out, broken)

@@ -57,10 +57,10 @@ def test_each_rung_shows_the_number_it_is_watched_by() -> None:
     display.start("distillation", 4, 0)
     display.step(1, {"loss": 0.2, "teacher_kl": 4.66371, "grad_norm": 1.4})
     display.step(2, {"validation_loss": 0.6844, "validation_accuracy": 0.75})
-    display.step(3, {"margin": 1.25, "accuracy": 1.0, "drift_chosen": -2.106})
+    display.step(3, {"nll": 0.7, "loss": 1.4, "margin": 1.25, "accuracy": 1.0, "drift_chosen": -2.106})
     display.step(4, {"margin": 1.25, "drift_desirable": 0.5})
     first, second, third, fourth = out.getvalue().splitlines()
     assert "teacher KL 4.664  grad 1.40" in first
-    assert "margin 1.250  drift -2.11  acc 100%" in third
+    assert "loss 1.4000  margin 1.250  drift -2.11  acc 100%" in third
     assert "margin 1.250  drift +0.50" in fourth
     assert "val loss 0.6844  val acc 75%" in second

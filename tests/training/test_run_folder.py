@@ -92,6 +92,11 @@ def test_overwrite_refuses_a_project_that_has_a_recipe(tmp_path: Path) -> None:
     assert len(list(run.glob("own*"))) == 7
     for path in run.glob("own*"):
         path.unlink()
+    for own in ("trajectories/mine.txt", "checkpoints/notes"):
+        (run / own).write_text("")
+        with pytest.raises(ConfigError, match=f"holds what no run writes: {own}"):
+            RunFolder.create(run, RECIPE, overwrite=True)
+        (run / own).unlink()
     RunFolder.create(run, RECIPE, overwrite=True).close()
 
 
@@ -330,3 +335,21 @@ def test_a_run_that_is_not_there_is_no_model_of_the_hub(
     with pytest.raises(ConfigError, match=r"no run runs/mine in .*`stepladder train RECIPE`"):
         model_folder("runs/mine")
     assert model_folder("org/model") == "org/model"
+
+
+def test_a_recipe_that_was_written_over_is_named(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", RECIPE) as run:
+        (run.path / "recipe.toml").write_text('{"rung": "eval"}')
+        with pytest.raises(ConfigError, match=r"recipe\.toml is no TOML.*put back the recipe"):
+            run.recipe()
+
+
+@pytest.mark.parametrize("scores", ["reward_model", "process_reward_model"])
+def test_a_run_of_scores_alone_says_how_to_use_it(tmp_path: Path, scores: str) -> None:
+    with RunFolder.create(tmp_path / "run", RECIPE) as run:
+        (run.path / scores).mkdir()
+    with pytest.raises(ConfigError, match=rf"no policy; .*rewards = \[.{scores}:.*run/{scores}.\]"):
+        model_folder(str(tmp_path / "run"))
+    (tmp_path / "run" / scores).rmdir()
+    with pytest.raises(ConfigError, match="has not finished"):
+        model_folder(str(tmp_path / "run"))
