@@ -73,7 +73,7 @@ class PolicyAgent:
         self.conversation: Conversation | None = None
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        refuse_images(messages)
+        _refuse_images(messages)
         self.conversation = self.renderer.start(messages, tools)
 
     async def act(self, seed: int) -> Act:
@@ -95,7 +95,7 @@ class PolicyAgent:
 
     def observe(self, messages: Sequence[Message]) -> None:
         assert self.conversation is not None
-        refuse_images(messages)
+        _refuse_images(messages)
         self.conversation.add_messages(messages)
 
     def record(self, trajectory_id: str, group_id: str) -> Record:
@@ -115,7 +115,7 @@ class PolicyAgent:
         self.session.close()
 
 
-def refuse_images(messages: Sequence[Message]) -> None:
+def _refuse_images(messages: Sequence[Message]) -> None:
     """Raise TemplateError: engines take token ids alone, so the policy would see the placeholders."""
     image = next(iter(images_of(messages)), None)
     if image is not None:

@@ -78,10 +78,8 @@ class Display:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One unit of the phase is done."""
         self._last = step
-        hidden = {"loss"} if "reward" in metrics else set()  # RL's says nothing
-        note = "  ".join(
-            f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in metrics.keys() - hidden
-        )
+        known = metrics.keys() - ({"loss"} if "reward" in metrics else set())  # RL's says nothing
+        note = "  ".join(f"{label} {metrics[key]:{form}}" for key, label, form in _SHOWN if key in known)
         for key in ("failed", "unscored"):
             if metrics.get(key):
                 note += f"  {key} {metrics[key]:.0f}"

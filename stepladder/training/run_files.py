@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from stepladder.config import Recipe
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE
 from stepladder.training.rows import ACCEPTED, PAIRS
 
@@ -37,26 +38,27 @@ _WRITTEN = frozenset(
         *("tensorboard", "wandb"),
     }
 )
+_ASIDE = r"\.(tmp|old)-.+-\d+-\d+"  # a folder that a killed process was writing
 _PATTERNS = re.compile(
     r"reference-\d+\.safetensors"
     r"|stepladder-weights-.*"  # of a vLLM server whose folder this is
-    r"|\..+\.new|\.(tmp|old)-.+-\d+-\d+"  # files and folders that a killed process was writing
+    rf"|\..+\.new|{_ASIDE}"
 )
-
-
-_INSIDE = {  # of folders whose content is known; an export is a whole and is replaced as one
-    "checkpoints": re.compile(r"step-\d{8,}|\.(tmp|old)-.+-\d+-\d+"),
-    "trajectories": re.compile(r"[a-z_]+\.jsonl"),
-}
+_CHECKPOINT = re.compile(rf"step-\d{{8,}}|{_ASIDE}")
 
 
 def strange_names(folder: Path) -> list[str]:
-    """What lies in a run folder, or in its checkpoints or trajectories, and no run writes; by path."""
-    found = [child.name for child in folder.iterdir() if not is_written(child.name)]
-    for name, usual in _INSIDE.items():
-        if (folder / name).is_dir():
-            found += [f"{name}/{c.name}" for c in (folder / name).iterdir() if not usual.fullmatch(c.name)]
-    return sorted(found)
+    """What lies in a run folder, or in its checkpoints or trajectories, and no run writes; by path.
+
+    An export is a whole, and is replaced as one.
+    """
+    logs = log_names(Recipe.model_fields)
+    found = [path.name for path in folder.iterdir() if not is_written(path.name)]
+    found += [
+        f"checkpoints/{p.name}" for p in folder.glob("checkpoints/*") if not _CHECKPOINT.fullmatch(p.name)
+    ]
+    inside = [f"trajectories/{path.name}" for path in folder.glob("trajectories/*")]
+    return sorted([*found, *(name for name in inside if name not in logs)])
 
 
 def is_written(name: str) -> bool:

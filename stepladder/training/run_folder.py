@@ -35,6 +35,7 @@ from filelock import FileLock, Timeout
 
 from stepladder.config import bundled_recipes
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
+from stepladder.planning.plan import SCORING
 from stepladder.policies.atomic import write_file
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.training.provenance import describe_environment
@@ -42,6 +43,14 @@ from stepladder.training.records import encode_line, to_json, trajectory_to_dict
 from stepladder.training.run_files import ENVIRONMENT, LOCK, log_names, strange_names
 from stepladder.training.toml import to_toml
 from stepladder.types import Trajectory
+
+TRAIN_A_POLICY = {
+    "sft",
+    "distillation",
+    "rejection_sampling",
+    "preference",
+    "rl",
+}  # sections: final/ is theirs
 
 
 class RunFolder:
@@ -301,8 +310,8 @@ def model_folder(name: str) -> str | Path:
         )
     if (path / RECIPE).is_file():
         if not (path / "final").is_dir():
-            scores = next((n for n in ("reward_model", "process_reward_model") if (path / n).is_dir()), None)
-            if scores is not None:
+            scores = next((n for n in SCORING if (path / n).is_dir()), None)
+            if scores is not None and not read_recipe(path).keys() & TRAIN_A_POLICY:
                 raise ConfigError(
                     f"the run {path} trained scores and no policy; use it in a recipe, as "
                     f'environment.rewards = ["{scores}:{path / scores}"], or name another run'

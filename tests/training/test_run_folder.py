@@ -26,9 +26,10 @@ from stepladder.training import (
     run_folder,
     step_data,
 )
+from stepladder.training.ladder import RUNGS
 from stepladder.training.provenance import cpu_model, git_state
 from stepladder.training.run_files import is_written
-from stepladder.training.run_folder import RunFolder, model_folder
+from stepladder.training.run_folder import TRAIN_A_POLICY, RunFolder, model_folder
 from stepladder.types import Message, Score, Task, Trajectory
 
 RECIPE = {"seed": 0, "model": {"name": "x", "lora": None}}
@@ -92,7 +93,7 @@ def test_overwrite_refuses_a_project_that_has_a_recipe(tmp_path: Path) -> None:
     assert len(list(run.glob("own*"))) == 7
     for path in run.glob("own*"):
         path.unlink()
-    for own in ("trajectories/mine.txt", "checkpoints/notes"):
+    for own in ("trajectories/mine.txt", "trajectories/mine.jsonl", "checkpoints/notes"):
         (run / own).write_text("")
         with pytest.raises(ConfigError, match=f"holds what no run writes: {own}"):
             RunFolder.create(run, RECIPE, overwrite=True)
@@ -353,3 +354,12 @@ def test_a_run_of_scores_alone_says_how_to_use_it(tmp_path: Path, scores: str) -
     (tmp_path / "run" / scores).rmdir()
     with pytest.raises(ConfigError, match="has not finished"):
         model_folder(str(tmp_path / "run"))
+
+
+def test_a_run_that_goes_on_after_its_scores_has_not_finished(tmp_path: Path) -> None:
+    """Reward models come before rl: stopped in between, a run has scores and no final model yet."""
+    with RunFolder.create(tmp_path / "run", SAMPLING) as run:
+        (run.path / "reward_model").mkdir()
+    with pytest.raises(ConfigError, match="has not finished.*stepladder resume"):
+        model_folder(str(tmp_path / "run"))
+    assert {name for name, rung in RUNGS.items() if rung.trains_policy} == TRAIN_A_POLICY
