@@ -44,13 +44,8 @@ from stepladder.training.run_files import ENVIRONMENT, LOCK, log_names, strange_
 from stepladder.training.toml import to_toml
 from stepladder.types import Trajectory
 
-TRAIN_A_POLICY = {
-    "sft",
-    "distillation",
-    "rejection_sampling",
-    "preference",
-    "rl",
-}  # sections: final/ is theirs
+# Sections whose rungs leave a model in final/.
+TRAIN_A_POLICY = {"sft", "distillation", "rejection_sampling", "preference", "rl"}
 
 
 class RunFolder:

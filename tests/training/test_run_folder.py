@@ -360,6 +360,6 @@ def test_a_run_that_goes_on_after_its_scores_has_not_finished(tmp_path: Path) ->
     """Reward models come before rl: stopped in between, a run has scores and no final model yet."""
     with RunFolder.create(tmp_path / "run", SAMPLING) as run:
         (run.path / "reward_model").mkdir()
-    with pytest.raises(ConfigError, match="has not finished.*stepladder resume"):
+    with pytest.raises(ConfigError, match=r"has not finished.*stepladder resume"):
         model_folder(str(tmp_path / "run"))
     assert {name for name, rung in RUNGS.items() if rung.trains_policy} == TRAIN_A_POLICY
