@@ -22,10 +22,10 @@ from alarm_plot import picture
 from alarm_worlds import SYMBOLS
 from algorithms import COMMON, NAMES, SETTINGS
 
-from stepladder.config import load_recipe
 from stepladder.diagnostics.monitor import Monitor
-from stepladder.training.ladder import train
-from stepladder.training.progress import Display
+from stepladder.ladder import train
+from stepladder.recipe.config import load_recipe
+from stepladder.run.progress import Display
 
 HERE = Path(__file__).parent
 SMALL = {"hidden": 32, "layers": 2, "intermediate": 48, "max_positions": 128}

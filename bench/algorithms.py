@@ -23,7 +23,7 @@ from curves import curves, mean_curve, smooth, write
 from runs import curve, held_out, reached, run, steps
 
 from stepladder.errors import NothingToLearn
-from stepladder.training.provenance import cpu_model, git_state
+from stepladder.run.provenance import cpu_model, git_state
 
 BAR = 0.95
 COMMON = (

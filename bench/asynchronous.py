@@ -20,9 +20,9 @@ from typing import Any
 
 from curves import curves, mean_curve, smooth
 
-from stepladder.config import load_recipe
-from stepladder.training.ladder import train
-from stepladder.training.progress import Display
+from stepladder.ladder import train
+from stepladder.recipe.config import load_recipe
+from stepladder.run.progress import Display
 
 TASKS, STEPS, PER_STEP, GROUP = 64, 100, 32, 8  # 50 epochs of the tasks
 

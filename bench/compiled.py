@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from measuring import about, median_within, model_folder, parser, timed
 from torch import Tensor
 
-import stepladder.engines.fused as fused
-from stepladder.engines.packing import PlainLinear, linear_class
-from stepladder.policies.lean_attention import _turned
+import stepladder.engines.local.fused as fused
+from stepladder.engines.local.packing import PlainLinear, linear_class
+from stepladder.policies.fast.lean_attention import _turned
 from stepladder.policies.pretrained import load_model
 
 SIZES = (1, 8, 32, 64)
@@ -66,7 +66,7 @@ def step(forward: Any, rows: int, *, compiled: bool) -> list[float]:
 
 def steps(folder: str) -> list[str]:
     """A line a batch size."""
-    from stepladder.engines.local import LocalEngine
+    from stepladder.engines.local.engine import LocalEngine
 
     model, _ = load_model(folder, dtype="bfloat16", device="cpu")
     found: dict[int, list[float]] = {rows: [] for rows in SIZES}

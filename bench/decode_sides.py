@@ -17,7 +17,7 @@ import torch
 from roofline import wait
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from stepladder.engines.local import LocalEngine
+from stepladder.engines.local.engine import LocalEngine
 from stepladder.types import Generation, Sampling
 
 Ids = list[int]

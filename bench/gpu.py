@@ -23,10 +23,10 @@ from decode_sides import Ours, Transformers, Work
 from measuring import Target, parser, start
 from roofline import Cost, Roof, measure_roof, wait
 
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.training.step import sft_update
+from stepladder.rungs.step import sft_update
 from stepladder.types import TrainingSample
 
 # hidden, layers, heads, key heads, width of the MLP, vocabulary: SmolLM2-135M, and Llama 3.2 1B and 3B

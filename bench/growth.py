@@ -89,7 +89,7 @@ class Bench:
 
     def gradients(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
         """Forward and backward of one group; no step is taken."""
-        from stepladder.training.step import sft_gradients
+        from stepladder.rungs.step import sft_gradients
         from stepladder.types import TrainingSample
 
         samples = []
@@ -106,7 +106,7 @@ def context(bench: Bench, length: int) -> dict[str, float]:
     from decode_sides import Work
 
     from stepladder.planning.machine import PeakMeter
-    from stepladder.policies.heap import trim_heap
+    from stepladder.policies.fast.heap import trim_heap
 
     o, whole = bench.options, bench.ids(length, length)
     bench.gradients(whole[:2], [whole[2:64]])

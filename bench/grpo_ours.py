@@ -11,13 +11,13 @@ from grpo_common import RATE, Meter, Step, options, read, report, reward
 from resident import peak
 
 from stepladder.algorithms import ALGORITHMS
-from stepladder.engines.local import LocalEngine
+from stepladder.engines.local.engine import LocalEngine
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
-from stepladder.training.credit import make_batch
-from stepladder.training.rl_step import UpdateRules, rl_update
-from stepladder.training.weights import Canary
+from stepladder.rungs.rl.credit import make_batch
+from stepladder.rungs.rl.update import UpdateRules, rl_update
+from stepladder.rungs.rl.watch.canary import Canary
 from stepladder.types import Generation, Group, Message, Sampling, Score, Task, TrainingSample, Trajectory
 
 # trl's default loss: group advantages over their deviation, clip at .2, the mean over all tokens, no KL

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from stepladder.config import load_recipe
-from stepladder.data.chat import Renderer
-from stepladder.environments.hidden_digit import QUESTION, SEARCH
+from stepladder.data.chat.renderer import Renderer
+from stepladder.environments.worlds.hidden_digit import QUESTION, SEARCH
+from stepladder.ladder import train
 from stepladder.policies.pretrained import load_model
-from stepladder.training.ladder import train
-from stepladder.training.progress import Display
+from stepladder.recipe.config import load_recipe
+from stepladder.run.progress import Display
 from stepladder.types import Generation, Message, Sampling
 
 

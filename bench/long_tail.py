@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from stepladder.environments.hidden_digit import HiddenDigitEnvironment, HiddenDigitWorld
+from stepladder.environments.worlds.hidden_digit import HiddenDigitEnvironment, HiddenDigitWorld
 from stepladder.types import Message, Reset, Step, Task
 
 

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def recipe_of(case: str, dtype: str) -> Any:
-    from stepladder.config import parse_recipe
+    from stepladder.recipe.config import parse_recipe
 
     sections = dict(CASES[case][1])
     model = {"name": MODEL, "dtype": dtype, "device": "cpu", **sections.pop("model", {})}
@@ -112,7 +112,7 @@ def update_of(case: str, recipe: Any, policy: Any, hold: list[Any]) -> Callable[
         return rl_case(recipe, policy, hold)
     if recipe.reward_model is not None:
         from stepladder.policies.heads import ScoredModel
-        from stepladder.training.ranking_step import Ranked, ranking_update
+        from stepladder.rungs.reward_model.ranking_update import Ranked, ranking_update
 
         model = ScoredModel.own_trunk(policy)
         optimizer = MasterOptimizer(model.trainable())
@@ -127,7 +127,7 @@ def update_of(case: str, recipe: Any, policy: Any, hold: list[Any]) -> Callable[
     if recipe.preference is not None:
         import torch
 
-        from stepladder.training.preference_step import Answer, Pair, pair_loss, preference_update
+        from stepladder.rungs.preference.update import Answer, Pair, pair_loss, preference_update
 
         loss = pair_loss(recipe.preference)
 
@@ -137,7 +137,7 @@ def update_of(case: str, recipe: Any, policy: Any, hold: list[Any]) -> Callable[
             preference_update(policy, optimizer, pairs, loss, learning_rate=1e-6, token_budget=BUDGET)
 
         return prefer
-    from stepladder.training.step import sft_update
+    from stepladder.rungs.step import sft_update
 
     def fit(short: bool) -> None:
         rows = samples_of(8, 1, 128, short=short)
@@ -152,9 +152,9 @@ def rl_case(recipe: Any, policy: Any, hold: list[Any]) -> Callable[[bool], None]
     from stepladder.policies.heads import ScoredModel
     from stepladder.policies.optimizer import MasterOptimizer
     from stepladder.policies.policy import Policy
-    from stepladder.sections.rl_parts import CriticSection
-    from stepladder.training.critic import Critic
-    from stepladder.training.rl_step import RlBatch, UpdateRules, reference_kl, rl_update
+    from stepladder.recipe.rl_parts import CriticSection
+    from stepladder.rungs.rl.critic import Critic
+    from stepladder.rungs.rl.update import RlBatch, UpdateRules, reference_kl, rl_update
 
     settings = recipe.rl
     row, critic, reference = settings.row(), None, None
@@ -197,7 +197,7 @@ def measure(case: str, dtype: str) -> float:
     import torch
 
     from stepladder.planning.machine import PeakMeter
-    from stepladder.training.setup import _with_lora, build_policy
+    from stepladder.workbench.prepare import _with_lora, build_policy
 
     torch.set_num_threads(1)
     recipe = recipe_of(case, dtype)

@@ -19,12 +19,12 @@ from typing import Any
 
 from runs import run
 
-from stepladder.config import load_recipe
-from stepladder.environments.calculator import CalculatorWorld
-from stepladder.environments.families import FAMILIES
+from stepladder.commands.evaluate import evaluate_model
+from stepladder.environments.worlds.calculator import CalculatorWorld
+from stepladder.environments.worlds.families import FAMILIES
+from stepladder.recipe.config import load_recipe
 from stepladder.reports.tables import sign_test, wilson_interval
-from stepladder.training.evaluate import evaluate_model
-from stepladder.training.rows import chat
+from stepladder.run.training_files import chat
 
 RESULTS = Path(__file__).parent / "results"
 LEFT_OUT = ["house", "other_count"]  # demonstrated, answered without the tool

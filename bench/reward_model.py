@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from stepladder.config import load_recipe
-from stepladder.environments.reviews import ReviewsWorld
+from stepladder import ladder
+from stepladder.environments.worlds.reviews import ReviewsWorld
 from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.reward_folder import load_scored, pad_for_scoring, save_scored
-from stepladder.training import ladder
+from stepladder.recipe.config import load_recipe
 from stepladder.types import Message
 
 Talk = list[Message]

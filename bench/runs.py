@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepladder.config import load_recipe
-from stepladder.training.ladder import resume, train
-from stepladder.training.progress import Display
+from stepladder.ladder import resume, train
+from stepladder.recipe.config import load_recipe
+from stepladder.run.progress import Display
 
 
 def run(

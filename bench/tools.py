@@ -21,13 +21,13 @@ from typing import Any
 
 from measuring import Target, model_folder, parser, start
 
-from stepladder.agents import policy_agents
-from stepladder.data.chat import Renderer
-from stepladder.engines.local import LocalEngine
+from stepladder.data.chat.renderer import Renderer
+from stepladder.engines.local.engine import LocalEngine
 from stepladder.environments.environment import as_world
 from stepladder.environments.tools import ToolBox, tool
+from stepladder.play.agents import policy_agents
+from stepladder.play.rollout import Limits, rollout
 from stepladder.policies.pretrained import load_model
-from stepladder.rollout import Limits, rollout
 from stepladder.types import Generation, Message, Reset, Sampling, Step, Task, ToolCall, Trajectory
 
 TOWNS = ("Bergen", "Cadiz", "Dublin", "Essen", "Ferrara", "Gdansk", "Haifa", "Izmir", "Jaipur", "Kyoto")

@@ -28,17 +28,17 @@ from curves import curves, smooth, write
 from runs import curve, run
 
 from stepladder.algorithms import ALGORITHMS
-from stepladder.config import load_recipe
+from stepladder.play.rollout import rollout
 from stepladder.policies.optimizer import MasterOptimizer
-from stepladder.rollout import rollout
-from stepladder.sections.rl_parts import CriticSection
-from stepladder.training.credit import Measured, make_batch
-from stepladder.training.critic import Critic, explained_variance
-from stepladder.training.rl_step import RlBatch, UpdateRules, rl_update
-from stepladder.training.setup import Workbench, prepare
-from stepladder.training.tasks import TaskSampler
-from stepladder.training.turn_credit import CreditRules
+from stepladder.recipe.config import load_recipe
+from stepladder.recipe.rl_parts import CriticSection
+from stepladder.rungs.rl.credit import Measured, make_batch
+from stepladder.rungs.rl.critic import Critic, explained_variance
+from stepladder.rungs.rl.turn_credit import CreditRules
+from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
+from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Group
+from stepladder.workbench.prepare import Workbench, prepare
 
 WORLD = f"{Path(__file__).parent / 'variance_world.py'}:Late"
 RIGHT_ONE_IN_FIVE = {"right": 4.0, "wrong": -1.0}  # mean 0 for a policy that answers random digits

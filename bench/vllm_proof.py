@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from stepladder.engines.vllm import VllmEngine
-from stepladder.engines.vllm_control import start
+from stepladder.engines.vllm.control import start
+from stepladder.engines.vllm.engine import VllmEngine
 from stepladder.policies.export import export_model
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
-from stepladder.training.engines import policy_logprobs
 from stepladder.types import Generation, Sampling
+from stepladder.workbench.engine import policy_logprobs
 
 TEXTS = (
     "What is 17 plus 25?",

@@ -17,12 +17,12 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
-from stepladder.sections.preference import PreferenceSection
-from stepladder.training.preference_data import JudgedData, PairData, as_pair, with_reference
-from stepladder.training.preference_step import Answer, Judged, kto_update, pair_loss, preference_update
-from stepladder.training.ranking_step import Ranked, ranking_update
-from stepladder.training.reference_logprobs import ReferenceLog
-from stepladder.training.step import sft_update
+from stepladder.recipe.preference import PreferenceSection
+from stepladder.rungs.preference.data import JudgedData, PairData, as_pair, with_reference
+from stepladder.rungs.preference.reference_logprobs import ReferenceLog
+from stepladder.rungs.preference.update import Answer, Judged, kto_update, pair_loss, preference_update
+from stepladder.rungs.reward_model.ranking_update import Ranked, ranking_update
+from stepladder.rungs.step import sft_update
 from stepladder.types import TrainingSample
 
 RATE = 1e-5

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stepladder.algorithms import ALGORITHMS
-from stepladder.config import Recipe, bundled_recipes, load_recipe
+from stepladder.recipe.config import Recipe, bundled_recipes, load_recipe
 
 PAGE = Path(__file__).parent / "recipes.md"
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))

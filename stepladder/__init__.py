@@ -28,31 +28,31 @@ _HOME = {
     "TrainingSample": "types",
     "Turn": "types",
     "StepladderError": "errors",
-    "Recipe": "config",
-    "load_recipe": "config",
+    "Recipe": "recipe.config",
+    "load_recipe": "recipe.config",
     "tool": "environments.tools",
     "check_environment": "environments.check",
     "load_world": "environments.environment",
     "Policy": "policies.policy",
-    "LocalEngine": "engines.local",
-    "Renderer": "data.chat",
-    "train": "training.ladder",
-    "resume": "training.ladder",
+    "LocalEngine": "engines.local.engine",
+    "Renderer": "data.chat.renderer",
+    "train": "ladder",
+    "resume": "ladder",
 }
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from stepladder.config import Recipe as Recipe
-    from stepladder.config import load_recipe as load_recipe
-    from stepladder.data.chat import Renderer as Renderer
-    from stepladder.engines.local import LocalEngine as LocalEngine
+    from stepladder.data.chat.renderer import Renderer as Renderer
+    from stepladder.engines.local.engine import LocalEngine as LocalEngine
     from stepladder.environments.check import check_environment as check_environment
     from stepladder.environments.environment import load_world as load_world
     from stepladder.environments.tools import tool as tool
     from stepladder.errors import StepladderError as StepladderError
+    from stepladder.ladder import resume as resume
+    from stepladder.ladder import train as train
     from stepladder.policies.policy import Policy as Policy
-    from stepladder.training.ladder import resume as resume
-    from stepladder.training.ladder import train as train
+    from stepladder.recipe.config import Recipe as Recipe
+    from stepladder.recipe.config import load_recipe as load_recipe
     from stepladder.types import Generation as Generation
     from stepladder.types import Group as Group
     from stepladder.types import Message as Message

@@ -41,10 +41,10 @@ def train(
     overwrite: Annotated[bool, typer.Option(help="delete an earlier run of the same name")] = False,
 ) -> None:
     """Run a recipe: every rung it names, evaluated before and after, in one run folder."""
-    from stepladder.config import load_recipe
+    from stepladder.recipe.config import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    from stepladder.training.ladder import train as run
+    from stepladder.ladder import train as run
 
     path = run(loaded, overwrite=overwrite)
     _show(path)
@@ -68,7 +68,7 @@ def plan(
 @app.command()
 def resume(path: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     """Continue a run from its newest checkpoint."""
-    from stepladder.training.ladder import resume as run
+    from stepladder.ladder import resume as run
 
     _show(run(path))
 
@@ -79,7 +79,7 @@ def recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from stepladder.config import bundled_recipes, load_recipe
+    from stepladder.recipe.config import bundled_recipes, load_recipe
 
     table = Table("recipe", "what it does", box=None)
     for name in bundled_recipes():
@@ -131,7 +131,7 @@ def evaluate(
         )
     asks_more = against or budgets or report or k or reward or answer or beam or step_scorer
     if samples == 1 and not asks_more:
-        from stepladder.training.evaluate import evaluate_model
+        from stepladder.commands.evaluate import evaluate_model
 
         evaluate_model(
             model,
@@ -145,8 +145,8 @@ def evaluate(
             out=out,
         )
         return
+    from stepladder.commands.evaluate_samples import Asked, evaluate_samples
     from stepladder.evaluation.beam import Beam
-    from stepladder.training.evaluate_samples import Asked, evaluate_samples
 
     asked = Asked(
         environment=env,
@@ -192,7 +192,7 @@ def sample(
     endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
 ) -> None:
     """Sample episodes and keep the good ones as training files: one's own, or a teacher's."""
-    from stepladder.training.sample import sample_files
+    from stepladder.commands.sample import sample_files
 
     sample_files(
         model,
@@ -221,10 +221,10 @@ def inspect(
     Dim: the chat template. Cyan: the prompt. Magenta: the environment and its tools. Blue: an assistant, not
     trained. Green, red, yellow: trained, or sampled with an advantage above, below or of 0.
     """
-    from stepladder.config import load_recipe
+    from stepladder.recipe.config import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    from stepladder.training.inspect import inspect_recipe
+    from stepladder.commands.inspect import inspect_recipe
 
     inspect_recipe(loaded, samples=samples)
 
@@ -237,7 +237,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="a turn")] = 256,
 ) -> None:
     """Talk to a model in the terminal; its tool calls are really executed."""
-    from stepladder.training.chat import chat_with
+    from stepladder.commands.chat import chat_with
 
     chat_with(model, environment=env, temperature=temperature, max_tokens=max_tokens)
 
@@ -251,9 +251,9 @@ def check_env(
     tasks: Annotated[int, typer.Option(help="how many tasks to try")] = 3,
 ) -> None:
     """Check that an environment keeps its contract."""
-    from stepladder.config import environment_options
     from stepladder.environments.check import check_environment
     from stepladder.environments.environment import load_world
+    from stepladder.recipe.config import environment_options
 
     given = {"deadline": 10.0, **environment_options(options or [])}
     report = check_environment(load_world(env, **given), tasks=tasks)

@@ -15,16 +15,16 @@ from jaxtyping import install_import_hook
 CHECKED = (
     "stepladder.objectives",
     "stepladder.policies.policy",
-    "stepladder.policies.attention",
+    "stepladder.policies.fast.attention",
     "stepladder.policies.heads",
     "stepladder.policies.optimizer",
-    "stepladder.training.step",
-    "stepladder.training.sft",
-    "stepladder.training.rl",
-    "stepladder.training.rl_step",
-    "stepladder.training.credit",
-    "stepladder.training.tasks",
-    "stepladder.training.ladder",
+    "stepladder.rungs.step",
+    "stepladder.rungs.sft.rung",
+    "stepladder.rungs.rl.loop",
+    "stepladder.rungs.rl.update",
+    "stepladder.rungs.rl.credit",
+    "stepladder.rungs.tasks",
+    "stepladder.ladder",
 )
 install_import_hook(CHECKED, "tower.checked")
 
@@ -35,8 +35,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from spine import digit_recipe, tiny_policy  # noqa: E402
 
-from stepladder.config import Recipe  # noqa: E402
 from stepladder.policies.policy import Policy  # noqa: E402
+from stepladder.recipe.config import Recipe  # noqa: E402
 
 torch.set_num_threads(1)
 

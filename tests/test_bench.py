@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
 from stepladder.policies.tiny import tiny_model

@@ -14,10 +14,10 @@ from spine import digit_recipe, lines
 
 from stepladder import cli
 from stepladder.policies.checkpoint import CheckpointStore
-from stepladder.training import setup
-from stepladder.training.toml import to_toml
+from stepladder.run.toml import to_toml
+from stepladder.workbench import prepare as setup
 
-WORLDS = Path(__file__).parent / "broken_worlds.py"
+WORLDS = Path(__file__).parent / "helpers" / "broken_worlds.py"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -308,7 +308,7 @@ def test_a_disk_that_really_fills_up(tmp_path: Path) -> None:
 def test_the_help_of_eval_shows_overrides_that_eval_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from stepladder.config import eval_recipe
+    from stepladder.recipe.config import eval_recipe
 
     assert run(monkeypatch, "eval", "--help") == 0
     shown = re.findall(r"[a-z]+\.[a-z_]+=[^\s│]+", capsys.readouterr().out)

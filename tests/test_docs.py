@@ -15,11 +15,11 @@ import typer.main
 
 import stepladder
 from stepladder.cli import app
-from stepladder.config import bundled_recipes, eval_recipe, load_recipe
 from stepladder.deadlines import PROGRAMMING_ERRORS
 from stepladder.environments.environment import load_world
-from stepladder.training.ladder import RUNGS
-from stepladder.training.progress import Display
+from stepladder.ladder import RUNGS
+from stepladder.recipe.config import bundled_recipes, eval_recipe, load_recipe
+from stepladder.run.progress import Display
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from stage import Base, Stage
 
-from stepladder.config import parse_recipe
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.environments.check import check_environment
 from stepladder.environments.environment import as_world
@@ -15,13 +14,14 @@ from stepladder.environments.mixed import MixedWorld
 from stepladder.environments.tools import tool
 from stepladder.errors import ConfigError
 from stepladder.evaluation import solved
+from stepladder.recipe.config import parse_recipe
+from stepladder.recipe.rejection_sampling import Selection
+from stepladder.recipe.rl_parts import BonusSection
 from stepladder.rewards.reward import score_group
-from stepladder.sections.rejection_sampling import Selection
-from stepladder.sections.rl_parts import BonusSection
-from stepladder.training.checks import check_world
-from stepladder.training.records import trajectory_from_dict, trajectory_to_dict
-from stepladder.training.selection import Seen, select
-from stepladder.training.shaping import Shaping, shaped
+from stepladder.run.records import trajectory_from_dict, trajectory_to_dict
+from stepladder.rungs.checks import check_world
+from stepladder.rungs.rejection_sampling.selection import Seen, select
+from stepladder.rungs.rl.shaping import Shaping, shaped
 from stepladder.types import Group, Message, Step, Trajectory
 
 

@@ -220,3 +220,10 @@ def _chunks(
         chunk = chunk + part
     chunks.append((chunk, len(trie.tokens)))
     return chunks
+
+
+def whole_sample(ids: tuple[int, ...], name: str) -> TrainingSample:
+    """All tokens but the first are scored."""
+    mask = (False, *(True,) * (len(ids) - 1))
+    turns = (-1, *(0,) * (len(ids) - 1))
+    return TrainingSample(ids, mask, (0.0,) * len(ids), name, turns, name)

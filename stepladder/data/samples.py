@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepladder.data.budget import Budget, Dropped, Fitted, Tally, cut_to_budget
-from stepladder.data.demonstration import own_text
-from stepladder.data.plain_text import PlainText, raw_completion, raw_prompt
-from stepladder.data.records import Preference, Ranking, Steps, Unpaired
+from stepladder.data.chat.demonstration import own_text
+from stepladder.data.chat.plain_text import PlainText, raw_completion, raw_prompt
+from stepladder.data.files.records import Preference, Ranking, Steps, Unpaired
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import Message, Tool, TrainingSample
 
 if TYPE_CHECKING:
-    from stepladder.data.chat import Renderer
+    from stepladder.data.chat.renderer import Renderer
 
 Encoder: TypeAlias = "Renderer | PlainText"
 Side: TypeAlias = "str | Sequence[Message]"  # a string is taken as it is, without the chat template

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepladder.engines.prefix_cache import Node
+from stepladder.engines.local.prefix_cache import Node
 from stepladder.types import FinishReason, Generation, Sampling
 
 MIXED = -1  # a row whose cache was computed by more than one version of the weights

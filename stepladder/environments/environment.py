@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from stepladder.boundary import shown, to_conversations, to_messages, to_number, to_task
-from stepladder.data.records import Preference, Steps
+from stepladder.data.files.records import Preference, Steps
 from stepladder.deadlines import PROGRAMMING_ERRORS, guarded
 from stepladder.environments.plain import PlainWorld, TaskTable
 from stepladder.errors import ConfigError, DataError, EnvironmentFault, StepladderError, nearest
@@ -20,10 +20,10 @@ from stepladder.plugins import load_object
 from stepladder.types import Message, Reset, Step, Task, Tool
 
 BUNDLED = {
-    "calculator": "stepladder.environments.calculator:CalculatorWorld",
-    "hidden_digit": "stepladder.environments.hidden_digit:HiddenDigitWorld",
-    "step_sums": "stepladder.environments.step_sums:StepSumsWorld",
-    "reviews": "stepladder.environments.reviews:ReviewsWorld",
+    "calculator": "stepladder.environments.worlds.calculator:CalculatorWorld",
+    "hidden_digit": "stepladder.environments.worlds.hidden_digit:HiddenDigitWorld",
+    "step_sums": "stepladder.environments.worlds.step_sums:StepSumsWorld",
+    "reviews": "stepladder.environments.worlds.reviews:ReviewsWorld",
     "mixed": "stepladder.environments.mixed:MixedWorld",
 }
 
@@ -200,8 +200,8 @@ class CheckedWorld:
         wrong = next((pair for pair in pairs if not isinstance(pair, Preference)), None)
         if wrong is not None:
             raise DataError(
-                f"preferences() of {self.name} gave {shown(wrong)}; give stepladder.data.records.Preference "
-                "objects with a prompt, a chosen and a rejected answer"
+                f"preferences() of {self.name} gave {shown(wrong)}; give objects "
+                "of stepladder.data.files.records.Preference with a prompt, a chosen and a rejected answer"
             )
         if len(pairs) != count:
             raise DataError(f"preferences() of {self.name} gave {len(pairs)} pairs; {count} were asked for")
@@ -223,8 +223,8 @@ class CheckedWorld:
         wrong = next((s for s in found if not isinstance(s, Steps) or len(s.labels) != len(s.steps)), None)
         if wrong is not None:
             raise DataError(
-                f"step_solutions() of {self.name} gave {shown(wrong)}; give stepladder.data.records.Steps "
-                "objects with a label for each step"
+                f"step_solutions() of {self.name} gave {shown(wrong)}; give objects "
+                "of stepladder.data.files.records.Steps with a label for each step"
             )
         if len(found) != count:
             raise DataError(

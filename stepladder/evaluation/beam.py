@@ -10,11 +10,11 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.agents import Act, Agents, PolicyAgent
-from stepladder.data.chat import Renderer
+from stepladder.data.chat.renderer import Renderer
 from stepladder.engines.engine import Engine
 from stepladder.errors import ConfigError, RewardError
-from stepladder.rollout import derive_seed
+from stepladder.play.agents import Act, Agents, PolicyAgent
+from stepladder.play.rollout import derive_seed
 from stepladder.types import Generation, Message, Sampling
 
 StepScorer = Callable[[Sequence[Message], Sequence[str]], Sequence[float]]

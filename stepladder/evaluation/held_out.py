@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.agents import Agents
 from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
+from stepladder.play.agents import Agents
+from stepladder.play.rollout import Limits, Scorer, rollout, succeeded
 from stepladder.reports.tables import wilson_interval
-from stepladder.rollout import Limits, Scorer, rollout, succeeded
 from stepladder.types import Message, Reset, Task, Trajectory
 
 

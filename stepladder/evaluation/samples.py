@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.agents import Agents
 from stepladder.environments.environment import CheckedWorld
 from stepladder.evaluation.held_out import solved
+from stepladder.play.agents import Agents
+from stepladder.play.rollout import Limits, Progress, Scorer, rollout
 from stepladder.rewards.reward import Reward, final_answer, score_group
-from stepladder.rollout import Limits, Progress, Scorer, rollout
 from stepladder.types import Group, Task, Trajectory
 
 Answer = Callable[[Trajectory], str | None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepladder.config import Recipe
 from stepladder.planning.plan import Plan
-from stepladder.sections.run import LoraSection
+from stepladder.recipe.config import Recipe
+from stepladder.recipe.run import LoraSection
 
 ROOM = 0.9  # share of the free memory that a plan may take: allocators keep some of what is given back
 LEAST_BUDGET = 256

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepladder.config import Recipe, load_recipe
 from stepladder.planning.advice import advice, fits
 from stepladder.planning.machine import Machine, free_memory, measure
 from stepladder.planning.measured import read_measured
 from stepladder.planning.plan import Plan, plan_recipe
 from stepladder.planning.show import plan_text
 from stepladder.policies.pretrained import pick_device, pick_dtype
+from stepladder.recipe.config import Recipe, load_recipe
 
 
 def plan_command(recipe: str, overrides: Sequence[str]) -> str:

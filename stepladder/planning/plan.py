@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepladder.config import RUNG_SECTIONS, Recipe
-from stepladder.engines.fused import FUSABLE
-from stepladder.engines.local import MAX_ROWS
+from stepladder.engines.local.engine import MAX_ROWS
+from stepladder.engines.local.fused import FUSABLE
 from stepladder.planning.machine import Machine
 from stepladder.planning.memory import (
     LIBRARIES,
@@ -30,7 +29,8 @@ from stepladder.planning.memory import (
 from stepladder.planning.shape import Shape, lora_parameters
 from stepladder.planning.sources import model_shape
 from stepladder.planning.speed import forward_seconds, play_seconds, update_seconds
-from stepladder.sections.run import RolloutSection
+from stepladder.recipe.config import RUNG_SECTIONS, Recipe
+from stepladder.recipe.run import RolloutSection
 
 SCORING = ("reward_model", "process_reward_model")
 

@@ -64,7 +64,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tiny(options: Mapping[str, Any]) -> Shape:
-    from stepladder.data.tiny_tokenizer import tiny_tokenizer
+    from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 
     sizes = {**TINY, **{k: v for k, v in options.items() if k in TINY}}
     family = str(options.get("arch", "llama"))

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from stepladder.atomic import atomic_directory, clean_leftovers, remove_tree
 from stepladder.errors import ConfigError, ModelNotFound
-from stepladder.policies.atomic import atomic_directory, clean_leftovers, remove_tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

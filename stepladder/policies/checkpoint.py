@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepladder.atomic import atomic_directory, clean_leftovers, remove_tree
 from stepladder.errors import CheckpointError, ConfigError
-from stepladder.policies.atomic import atomic_directory, clean_leftovers, remove_tree
 
 if TYPE_CHECKING:
     from torch import Tensor

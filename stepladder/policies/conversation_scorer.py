@@ -10,9 +10,9 @@ import torch
 
 from stepladder.data.batching import micro_batches
 from stepladder.data.budget import Dropped
-from stepladder.data.chat import Renderer
+from stepladder.data.chat.renderer import Renderer
+from stepladder.data.files.records import Steps
 from stepladder.data.positions import max_positions
-from stepladder.data.records import Steps
 from stepladder.data.samples import StepSample, completion_samples, step_samples
 from stepladder.errors import ConfigError, DataError
 from stepladder.policies.heads import ScoredModel

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepladder.atomic import atomic_directory
 from stepladder.errors import CheckpointError
-from stepladder.policies.atomic import atomic_directory
 from stepladder.policies.merging import merge
 from stepladder.policies.pretrained import no_progress_bars
 

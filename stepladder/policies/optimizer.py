@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
 from stepladder.objectives.rounding import spread
-from stepladder.policies.heap import trim_heap
+from stepladder.policies.fast.heap import trim_heap
 
 
 class MasterOptimizer:

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from stepladder.atomic import atomic_directory
 from stepladder.errors import CheckpointError
-from stepladder.policies.atomic import atomic_directory
 from stepladder.policies.checkpoint import load_tensors, save_tensors
 from stepladder.policies.heads import ScalarHead, ScoredModel, freeze_output_layer
 from stepladder.policies.merging import merge

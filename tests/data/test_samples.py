@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from stepladder.data.batching import pack
 from stepladder.data.budget import Budget, Dropped, Tally
-from stepladder.data.chat import Renderer
-from stepladder.data.plain_text import PlainText
-from stepladder.data.records import Preference, Ranking, Steps, Unpaired
+from stepladder.data.chat.plain_text import PlainText
+from stepladder.data.chat.renderer import Renderer
+from stepladder.data.chat.tiny_tokenizer import HIDDEN_DIGIT, tiny_tokenizer
+from stepladder.data.files.records import Preference, Ranking, Steps, Unpaired
 from stepladder.data.samples import (
     completion_samples,
     preference_samples,
@@ -22,7 +23,6 @@ from stepladder.data.samples import (
     text_samples,
     unpaired_samples,
 )
-from stepladder.data.tiny_tokenizer import HIDDEN_DIGIT, tiny_tokenizer
 from stepladder.errors import ConfigError, DataError, TemplateError
 from stepladder.types import Message, TrainingSample
 

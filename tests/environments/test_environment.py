@@ -413,7 +413,9 @@ def test_bad_tasks_name_their_row():
 
 def test_worlds_load_by_name_and_by_path(tmp_path):
     assert load_world("calculator", seed=3).inner.seed == 3
-    assert load_world("stepladder.environments.hidden_digit:HiddenDigitWorld").name == "HiddenDigitWorld"
+    assert (
+        load_world("stepladder.environments.worlds.hidden_digit:HiddenDigitWorld").name == "HiddenDigitWorld"
+    )
     file = tmp_path / "mine.py"
     file.write_text(
         "class Env:\n    def reward(self, answer): return 1.0\n    tasks = staticmethod(lambda s: ['?'])\n"

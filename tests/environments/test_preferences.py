@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepladder.data.records import Preference
-from stepladder.environments.arithmetic import evaluate, last_number, shown
-from stepladder.environments.calculator import CalculatorWorld, is_correct, split_of
+from stepladder.data.files.records import Preference
 from stepladder.environments.environment import as_world, load_world
+from stepladder.environments.worlds.arithmetic import evaluate, last_number, shown
+from stepladder.environments.worlds.calculator import CalculatorWorld, is_correct, split_of
 from stepladder.errors import ConfigError, DataError
 from stepladder.types import Message, Task
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepladder.data.chat import Renderer
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
+from stepladder.commands import evaluate_samples
+from stepladder.data.chat.renderer import Renderer
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.engines.scripted import Request, ScriptedEngine
 from stepladder.errors import ConfigError, RewardError
 from stepladder.evaluation.beam import Beam, BeamAgent, Partial, beam_search
 from stepladder.rewards.reward import Reward
-from stepladder.training import evaluate_samples
 from stepladder.types import Message
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from spine import digit_recipe, lines
 
-from stepladder.agents import Act, Record
+from stepladder.commands.evaluate_samples import Asked, Played, comparison_text, evaluate_samples, summarised
 from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
@@ -26,18 +26,12 @@ from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare, sign_test
 from stepladder.evaluation.curves import curve
 from stepladder.evaluation.samples import Sample, TaskSamples, play_samples, read_samples
+from stepladder.ladder import train
 from stepladder.objectives.reward_model import calibration_error
+from stepladder.play.agents import Act, Record
+from stepladder.play.rollout import Limits
 from stepladder.rewards.reward import as_reward
-from stepladder.rollout import Limits
-from stepladder.training.evaluate_samples import (
-    Asked,
-    Played,
-    comparison_text,
-    evaluate_samples,
-    summarised,
-)
-from stepladder.training.ladder import train
-from stepladder.training.progress import Display
+from stepladder.run.progress import Display
 from stepladder.types import Message, Reset, Step, Task
 
 

@@ -11,8 +11,8 @@ from spine import digit_recipe
 from test_shape import SMOL
 from typer.testing import CliRunner
 
+from stepladder import ladder
 from stepladder.cli import app
-from stepladder.config import Recipe, bundled_recipes, load_recipe
 from stepladder.errors import ModelNotFound
 from stepladder.planning.advice import advice, fits
 from stepladder.planning.machine import Machine
@@ -21,8 +21,8 @@ from stepladder.planning.plan import Plan, RungPlan, plan_recipe
 from stepladder.planning.shape import Shape, shape_of
 from stepladder.planning.show import plan_text
 from stepladder.planning.sources import model_shape
-from stepladder.training import ladder
-from stepladder.training.progress import Display
+from stepladder.recipe.config import Recipe, bundled_recipes, load_recipe
+from stepladder.run.progress import Display
 
 ALL, EMBEDDINGS = 134_515_008, 28_311_552
 MACHINE = Machine("cpu", 8e9, 16e9, "the machine", 1e11, 1e10)

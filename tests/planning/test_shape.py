@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from spine import random_samples
 
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.errors import ConfigError
 from stepladder.planning.shape import forward_flops, lora_parameters, saved_bytes, shape_of
 from stepladder.policies.policy import FILL, Policy

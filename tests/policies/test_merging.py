@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-from stepladder.engines.packing import effective_weight
+from stepladder.engines.local.packing import effective_weight
 from stepladder.objectives.rounding import changed
 from stepladder.policies.merging import merge
 from stepladder.policies.tiny import tiny_model

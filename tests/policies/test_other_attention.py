@@ -11,8 +11,8 @@ import torch
 from spine import random_samples
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma2Config, GptOssConfig, SmolLM3Config
 
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
-from stepladder.policies.attention import NAME
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
+from stepladder.policies.fast.attention import NAME
 from stepladder.policies.policy import Policy
 
 SIZES: dict[str, Any] = {

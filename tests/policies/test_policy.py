@@ -12,7 +12,7 @@ from spine import SIZES, alone, gradients, random_samples, sample, tiny_policy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from stepladder.data.batching import Block
-from stepladder.data.tiny_tokenizer import tiny_tokenizer
+from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.errors import ConfigError
 from stepladder.policies.policy import Policy
 from stepladder.types import ImagePart
@@ -36,7 +36,7 @@ def test_a_layout_that_is_wrong_for_the_model_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The probe measures: with an attention that ignores the blocks, the packed layout is refused."""
-    from stepladder.policies import attention
+    from stepladder.policies.fast import attention
 
     honest = attention.tiling
     monkeypatch.setattr(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spine import alone, gradients, sample, tiny_policy
 
 from stepladder.data.batching import micro_batches
-from stepladder.policies import tiles
+from stepladder.policies.fast import tiles
 from stepladder.policies.policy import Policy
 from stepladder.types import TrainingSample
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from spine import tiny_policy
 
-from stepladder.config import load_recipe
-from stepladder.data.chat import Renderer
+from stepladder.data.chat.renderer import Renderer
 from stepladder.errors import ConfigError
 from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.heads import ScalarHead, ScoredModel
 from stepladder.policies.reward_folder import RewardInfo, save_scored
+from stepladder.recipe.config import load_recipe
 from stepladder.rewards.model import ProcessRewardModel, RewardModel
 from stepladder.rewards.reward import as_reward, score_group
-from stepladder.training.model_rewards import model_reward, names_model
-from stepladder.training.setup import make_scorer
 from stepladder.types import Failure, Group, Message, Score, Task, Trajectory
+from stepladder.workbench.model_rewards import model_reward, names_model
+from stepladder.workbench.prepare import make_scorer
 
 Values = Sequence[float | None]
 

@@ -15,7 +15,7 @@ from typing import Any
 from spine import digit_recipe
 
 from stepladder.policies.checkpoint import CheckpointStore
-from stepladder.training.toml import to_toml
+from stepladder.run.toml import to_toml
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

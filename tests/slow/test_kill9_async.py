@@ -20,7 +20,7 @@ SETTINGS = (
     "rl.steps=1000",
     "rl.tasks_per_step=6",
     "rl.updates_per_batch=4",
-    "environment.name=tests/training/fault_worlds.py:Uneven",
+    "environment.name=tests/helpers/fault_worlds.py:Uneven",
     f"environment.options={{ train = {TASKS} }}",
     "evaluation.raw=0",
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepladder.errors import ConfigError
-from stepladder.training.tracking import require_tracker
+from stepladder.run.tracking import require_tracker
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -17,19 +17,19 @@ import pytest
 import torch
 from spine import digit_recipe, lines
 
-from stepladder.config import Recipe, load_recipe
+from stepladder import ladder
 from stepladder.errors import EngineError, InvariantError
+from stepladder.ladder import train
 from stepladder.policies.checkpoint import CheckpointStore, load_tensors
 from stepladder.policies.policy import Policy
+from stepladder.recipe.config import Recipe, load_recipe
 from stepladder.reports.run import read_jsonl
-from stepladder.training import ladder
-from stepladder.training.engines import policy_logprobs
-from stepladder.training.ladder import train
-from stepladder.training.progress import Display
-from stepladder.training.records import trajectory_from_dict
-from stepladder.training.rung import trainable
-from stepladder.training.setup import build_policy, prepare
+from stepladder.run.progress import Display
+from stepladder.run.records import trajectory_from_dict
+from stepladder.rungs.base import trainable
 from stepladder.types import Sampling, Turn
+from stepladder.workbench.engine import policy_logprobs
+from stepladder.workbench.prepare import build_policy, prepare
 
 PYTHON = os.environ.get("STEPLADDER_VLLM_PYTHON", "")
 pytestmark = [
@@ -118,7 +118,7 @@ AHEAD = (
     "sft.epochs=1",
     "sft.demonstrations=32",
     "sft.learning_rate=1e-6",
-    "environment.name=tests/training/fault_worlds.py:Talking",
+    "environment.name=tests/helpers/fault_worlds.py:Talking",
     "evaluation.raw=0",
     "evaluation.tasks=2",
     "run.checkpoint_every=1",

@@ -1,0 +1,1 @@
+"""The bodies of commands that train nothing."""

@@ -1,0 +1,108 @@
+"""What a model plays with outside a run: its world, its agents and an event loop, local or at an endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepladder.environments.environment import CheckedWorld
+from stepladder.errors import ConfigError
+from stepladder.play.agents import Agents, EndpointAgent, endpoint_client, require_endpoint
+from stepladder.play.loop_thread import LoopThread
+from stepladder.play.rollout import Limits, Scorer
+from stepladder.recipe.config import EvalRecipe, eval_recipe
+from stepladder.reports.run import RECIPE
+from stepladder.run.folder import model_folder, read_recipe
+from stepladder.workbench.paths import import_path
+from stepladder.workbench.prepare import Workbench, limits_of, make_scorer, make_world, prepare
+
+
+class Table(NamedTuple):
+    """`agents(temperature, max_tokens)` gives the players; `max_tokens` None is the recipe's.
+
+    `bench` is there for a local model only.
+    """
+
+    runner: LoopThread
+    world: CheckedWorld
+    agents: Callable[..., Agents]
+    scorer: Scorer | None
+    limits: Limits
+    bench: Workbench | None = None
+
+
+def table_recipe(
+    model: str,
+    environment: str,
+    overrides: Sequence[str],
+    *,
+    seed: int,
+    endpoint_model: str,
+    rewards: Sequence[str] = (),
+) -> EvalRecipe:
+    """The sections that a model is played with. Raises ConfigError for an endpoint without a model's name."""
+    sections: dict[str, Any] = {"environment": {"name": environment}, "run": {"seed": seed}}
+    if is_endpoint(model):
+        if not endpoint_model:
+            raise ConfigError("name the model that the endpoint serves: --endpoint-model NAME")
+    else:
+        sections = _trained_with(model, environment) | {"run": {"seed": seed}}
+        sections["model"] = {"name": str(model_folder(model))}
+    if rewards:
+        own = list(sections["environment"].get("rewards", ()))
+        sections["environment"] = {**sections["environment"], "rewards": [*own, *rewards]}
+    return eval_recipe(sections, overrides)
+
+
+def is_endpoint(model: str) -> bool:
+    """Is this an address instead of a model?"""
+    return model.startswith(("http://", "https://"))
+
+
+@contextlib.contextmanager
+def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[Table]:
+    """Load the model, or connect to the endpoint, and set the world up; all of it ends with the block."""
+    limits, r = limits_of(recipe), recipe.rollout
+    if not is_endpoint(model):
+        with contextlib.closing(prepare(recipe)) as bench:
+            yield Table(bench.runner, bench.world, bench.agents, bench.scorer, limits, bench)
+        return
+    world, scorer = make_world(recipe), make_scorer(recipe)
+    client = endpoint_client(model, deadline=r.deadline)
+
+    def agents(temperature: float, max_tokens: int | None = None) -> Agents:
+        def make(key: str) -> EndpointAgent:
+            return EndpointAgent(
+                client, endpoint_model, temperature=temperature, max_tokens=max_tokens or r.max_tokens
+            )
+
+        return make
+
+    with LoopThread() as runner:
+        try:
+            runner.run(require_endpoint(client, model))
+            runner.run(world.setup())
+            try:
+                yield Table(runner, world, agents, scorer, limits)
+            finally:
+                runner.run(world.teardown())
+        finally:
+            runner.run(client.aclose())
+
+
+def run_sections(path: Path) -> dict[str, Any]:
+    """The [environment] and [rollout] sections of a run; of one on files alone there is no environment."""
+    data = read_recipe(path)
+    return {key: data[key] for key in ("environment", "rollout") if key in data}
+
+
+def _trained_with(model: str, environment: str) -> dict[str, Any]:
+    """A run is evaluated under the limits it was trained with, and in its world under the same options."""
+    if not (Path(model) / RECIPE).is_file():
+        return {"environment": {"name": environment}}
+    sections = run_sections(Path(model))
+    if sections.get("environment", {}).get("name") not in (environment, import_path(environment)):
+        sections["environment"] = {"name": environment}
+    return sections

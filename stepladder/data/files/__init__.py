@@ -1,0 +1,1 @@
+"""Rows of users' files, in whatever format, as records. No tokens."""

@@ -1,0 +1,283 @@
+"""Who acts in an episode: the policy through a token engine, or any model behind a chat endpoint.
+
+The loop of `rollout.py` only needs four verbs: begin, act, observe, record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stepladder.data.chat.conversation import Conversation, images_of
+from stepladder.data.chat.parsers import read_arguments
+from stepladder.data.chat.renderer import Renderer
+from stepladder.engines.engine import Engine, Session
+from stepladder.errors import ConfigError, EngineError, TemplateError
+from stepladder.types import FinishReason, Message, Sampling, Tool, ToolCall, TrainingSample, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One assistant message and why it ended; "context" when there was no room to say anything."""
+
+    message: Message | None
+    finish_reason: FinishReason | str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an episode leaves behind besides its rewards."""
+
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...] = ()
+    samples: tuple[TrainingSample, ...] = ()
+
+
+class Agent(Protocol):
+    """One per episode. `close` frees what it holds and may be called twice."""
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None: ...
+
+    async def act(self, seed: int) -> Act: ...
+
+    def observe(self, messages: Sequence[Message]) -> None: ...
+
+    def record(self, trajectory_id: str, group_id: str) -> Record: ...
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+Agents = Callable[[str], Agent]
+"""Makes the agent of an episode from its key; keys order a deterministic engine."""
+
+
+class PolicyAgent:
+    """The policy being trained: token ids in, token ids out, nothing encoded twice."""
+
+    def __init__(
+        self,
+        session: Session,
+        renderer: Renderer,
+        *,
+        temperature: float,
+        max_tokens: int,
+        max_context: int,
+    ) -> None:
+        self.session, self.renderer = session, renderer
+        self.temperature, self.max_tokens, self.max_context = temperature, max_tokens, max_context
+        self.conversation: Conversation | None = None
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        _refuse_images(messages)
+        self.conversation = self.renderer.start(messages, tools)
+
+    async def act(self, seed: int) -> Act:
+        assert self.conversation is not None
+        prompt = self.conversation.prompt_ids
+        room = self.max_context - len(prompt)
+        if room < 1:
+            return Act(None, "context")
+        sampling = Sampling(
+            temperature=self.temperature,
+            max_tokens=min(self.max_tokens, room),
+            stop_token_ids=tuple(self.renderer.stop_token_ids),
+            seed=seed,
+        )
+        generation = await self.session.generate(prompt, sampling)
+        message = self.conversation.add_turn(generation, sampling)
+        cut_by_context = generation.finish_reason == "length" and room < self.max_tokens
+        return Act(message, "context" if cut_by_context else generation.finish_reason)
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        assert self.conversation is not None
+        _refuse_images(messages)
+        self.conversation.add_messages(messages)
+
+    def record(self, trajectory_id: str, group_id: str) -> Record:
+        if self.conversation is None:
+            return Record(())
+        c = self.conversation
+        return Record(c.messages, c.turns, c.samples(trajectory_id, group_id))
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
+        """The first `max_tokens` tokens of `text`, and how many it has in all."""
+        ids = self.renderer.control.encode(self.renderer.control.shield(text))
+        if len(ids) <= max_tokens:
+            return text, len(ids)
+        return self.renderer.decode(ids[:max_tokens]), len(ids)
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def _refuse_images(messages: Sequence[Message]) -> None:
+    """Raise TemplateError: engines take token ids alone, so the policy would see the placeholders."""
+    image = next(iter(images_of(messages)), None)
+    if image is not None:
+        raise TemplateError(
+            f"the environment shows an image ({image.url[:80]}), and policies do not see images yet; "
+            "describe it as text"
+        )
+
+
+def policy_agents(
+    engine: Engine, renderer: Renderer, *, temperature: float, max_tokens: int, max_context: int
+) -> Agents:
+    """Agents that sample from `engine`, one session each."""
+
+    def make(key: str) -> Agent:
+        return PolicyAgent(
+            engine.session(key),
+            renderer,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            max_context=max_context,
+        )
+
+    return make
+
+
+class EndpointAgent:
+    """A model behind an OpenAI-compatible /chat/completions endpoint: for evaluation, never for training."""
+
+    def __init__(self, client: Any, model: str, *, temperature: float, max_tokens: int) -> None:
+        self.client, self.model = client, model
+        self.temperature, self.max_tokens = temperature, max_tokens
+        self.messages: list[Message] = []
+        self.tools: list[dict[str, Any]] = []
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self.messages, self.tools = list(messages), [tool.to_dict() for tool in tools]
+
+    async def act(self, seed: int) -> Act:
+        import httpx
+
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [_wire(m) for m in self.messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "seed": seed % 2**31,
+        }
+        if self.tools:
+            body["tools"] = self.tools
+        try:
+            # The client's own time-out is for each piece of an answer: one that drips never ends.
+            async with asyncio.timeout(self.client.timeout.read):
+                response = await self.client.post("chat/completions", json=body)
+        except TimeoutError:
+            seconds = self.client.timeout.read
+            raise EngineError(
+                f"the endpoint did not answer within {seconds:g} s (rollout.deadline)"
+            ) from None
+        except httpx.HTTPError as error:
+            raise EngineError(f"the endpoint did not answer: {type(error).__name__}: {error}") from error
+        if response.status_code != 200:
+            hint = ""
+            if response.status_code == 400 and self.tools and "tool" in response.text:
+                hint = (
+                    ". It cannot read tool calls; a vLLM server can when it is started with "
+                    "--enable-auto-tool-choice --tool-call-parser NAME (hermes for our own tool format)"
+                )
+            raise EngineError(f"the endpoint answered {response.status_code}: {response.text[:300]}{hint}")
+        try:
+            choice = response.json()["choices"][0]
+            message = _from_wire(choice["message"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise EngineError(
+                f"the endpoint's answer is no chat completion: {response.text[:300]}"
+            ) from error
+        self.messages.append(message)
+        return Act(message, "length" if choice.get("finish_reason") == "length" else "stop")
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+
+    def record(self, trajectory_id: str, group_id: str) -> Record:
+        return Record(tuple(self.messages))
+
+    def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
+        """Without a tokenizer four characters count as a token."""
+        return text[: 4 * max_tokens], len(text) // 4
+
+    def close(self) -> None:
+        """The client is shared; whoever made it closes it."""
+
+
+def endpoint_client(url: str, *, deadline: float) -> Any:
+    """An httpx client for `url`; the key is read from OPENAI_API_KEY. Raises ConfigError without httpx."""
+    import os
+
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError("evaluating an endpoint needs httpx: pip install 'stepladder[openai]'") from error
+    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
+    # Servers close a connection that was idle for 5 s (uvicorn); one used again at that moment is lost. The
+    # loop bounds how many episodes are played at once, so the client need not.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+    return httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=deadline, headers=headers, limits=limits)
+
+
+async def require_endpoint(client: Any, url: str) -> None:
+    """Raise ConfigError where nothing takes a connection at `url`; whatever answers there is taken."""
+    import httpx
+
+    try:
+        async with asyncio.timeout(10.0):  # an answer that drips never ends by the client's own time-out
+            await client.get("models", timeout=5.0)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        raise ConfigError(
+            f"nothing answers at {url} ({type(error).__name__}: {error}); start the server, or correct the "
+            "address: it is the part before /chat/completions, such as http://localhost:8000/v1"
+        ) from error
+    except (httpx.HTTPError, TimeoutError):  # it took the connection; need not know this path, or be quick
+        pass
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    out = message.to_dict()
+    for call in out.get("tool_calls", []):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return out
+
+
+def _from_wire(data: Any) -> Message:
+    """What a server says the model said. Raises TypeError or KeyError where it is no message.
+
+    A call that cannot be read is the model's mistake, which it is shown.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a message must be an object, not {type(data).__name__}")
+    calls = []
+    for call in data.get("tool_calls") or []:
+        name, given = call["function"].get("name"), call["function"].get("arguments")
+        text = given if isinstance(given, str) else json.dumps(given)  # some servers send the object itself
+        arguments, problem = read_arguments(_valid(text) if given else "{}")
+        if not isinstance(name, str) or not name:
+            problem = "the call has no name"
+        calls.append(
+            ToolCall(
+                _valid(name) if isinstance(name, str) else "",
+                arguments,
+                id=_valid(str(call.get("id") or "")),
+                error=problem,
+                raw=_valid(text),
+            )
+        )
+    content = data.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
+    if not isinstance(content, str):
+        raise TypeError(f"content must be a text, not {type(content).__name__}")
+    return Message("assistant", _valid(content), tool_calls=tuple(calls))
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which JSON can carry and no file or request can."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,329 @@
+"""The agent loop: a policy acts in an environment until the episode ends, and the record is data.
+
+    reset -> prompt ids -> engine -> message -> step -> observation -> prompt ids -> ...
+
+A failure of the world (a crashed sandbox, a deadline) ends its own episode and is recorded with its
+boundary; it never counts as reward 0. A programming error ends the run at once with its traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
+from stepladder.errors import BoundaryError, RewardError
+from stepladder.play.agents import Agent, Agents
+from stepladder.types import (
+    Failure,
+    Group,
+    Message,
+    Score,
+    Step,
+    StopReason,
+    Task,
+    TextPart,
+    Tool,
+    Trajectory,
+)
+
+Scorer = Callable[[Group], Awaitable[Group]]
+Progress = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an episode may cost: turns, tokens an observation; and how many are played at once."""
+
+    max_turns: int = 8
+    max_observation_tokens: int = 512
+    concurrency: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One episode to be played: which task, which sibling, with which sampling seed."""
+
+    group_id: str
+    index: int
+    task: Task
+    seed: int
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed of 63 bits from anything printable: the same parts give the same seed on every machine.
+
+    >>> derive_seed(0, "a") == derive_seed(0, "a"), derive_seed(0, "a") == derive_seed(0, "b")
+    (True, False)
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+async def rollout(
+    agents: Agents,
+    world: CheckedWorld,
+    tasks: Sequence[tuple[str, Task]],
+    *,
+    group_size: int,
+    limits: Limits,
+    seed: int,
+    scorer: Scorer | None = None,
+    on_trajectory: Progress | None = None,
+) -> list[Group]:
+    """Play `group_size` episodes of every (group id, task); siblings differ in their sampling seed only.
+
+    Returns one group a task, in order; failed episodes are in it, with `failure` set.
+    """
+    requests = [
+        Request(group_id, i, task, derive_seed(seed, group_id, i))
+        for group_id, task in tasks
+        for i in range(group_size)
+    ]
+    keys = [f"{k:08d}" for k in range(len(requests))]
+    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
+    groups = []
+    for k, (group_id, task) in enumerate(tasks):
+        group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
+        groups.append(await _scored(group, scorer))
+    return groups
+
+
+async def play_group(
+    agents: Agents,
+    world: CheckedWorld,
+    group_id: str,
+    task: Task,
+    *,
+    group_size: int,
+    limits: Limits,
+    seed: int,
+    key: str,
+    scorer: Scorer | None = None,
+    on_trajectory: Progress | None = None,
+) -> Group:
+    """One group by itself, for a loop that plays while it trains; the same episodes as `rollout` would play.
+
+    `key` orders its sessions in the engine.
+    """
+    requests = [Request(group_id, i, task, derive_seed(seed, group_id, i)) for i in range(group_size)]
+    keys = [f"{key}-{i:04d}" for i in range(group_size)]
+    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
+    return await _scored(Group(group_id, task, tuple(played)), scorer)
+
+
+async def _play_all(
+    agents: Agents,
+    world: CheckedWorld,
+    requests: Sequence[Request],
+    keys: Sequence[str],
+    limits: Limits,
+    on_trajectory: Progress | None,
+) -> list[Trajectory]:
+    """Play episodes in waves of `limits.concurrency`, in order. `keys` order their sessions in the engine."""
+    played: list[Trajectory] = []
+    for start in range(0, len(requests), limits.concurrency):
+        wave = slice(start, start + limits.concurrency)
+        played += await _play_wave(agents, world, requests[wave], keys[wave], limits, on_trajectory)
+    return played
+
+
+async def _play_wave(
+    agents: Agents,
+    world: CheckedWorld,
+    wave: Sequence[Request],
+    keys: Sequence[str],
+    limits: Limits,
+    on_trajectory: Progress | None,
+) -> list[Trajectory]:
+    """Play episodes at the same time. Where one raises, the others are cancelled and have cleaned up."""
+    # Every agent of a wave exists before the first token: what an exact engine waits for.
+    made: list[Agent] = []
+    jobs: list[asyncio.Future[Trajectory]] = []
+    try:
+        for key in keys:
+            made.append(agents(key))
+        jobs += [
+            asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
+            for agent, request in zip(made, wave)
+        ]
+        return list(await asyncio.gather(*jobs))
+    except BaseException:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        raise
+    finally:
+        for agent in made:  # also those whose episode was cancelled before it began
+            agent.close()
+
+
+async def _play(
+    agent: Agent, world: CheckedWorld, request: Request, limits: Limits, on_trajectory: Progress | None
+) -> Trajectory:
+    try:
+        trajectory = await Episode(agent, world, request, limits).play()
+    finally:
+        agent.close()
+    if on_trajectory is not None:
+        on_trajectory(trajectory)
+    return trajectory
+
+
+class Episode:
+    """The state of one episode while it is played."""
+
+    def __init__(self, agent: Agent, world: CheckedWorld, request: Request, limits: Limits) -> None:
+        self.agent, self.world, self.request, self.limits = agent, world, request, limits
+        self.rewards: list[float | None] = []
+        self.parts: dict[str, float | None] = {}
+        self.info: dict[str, Any] = {}
+        self.tools: tuple[Tool, ...] = ()
+        self.judges = True
+
+    async def play(self) -> Trajectory:
+        """From reset to the record. Only programming errors and cancellation leave this function."""
+        started = time.monotonic()
+        failure: Failure | None = None
+        stop: StopReason = "failed"
+        environment: CheckedEnvironment | None = None
+        try:
+            environment = self.world.make()
+            stop = await self._loop(environment)
+        except BoundaryError as error:
+            failure = Failure(_boundary(error), type(error).__name__, str(error))
+        finally:
+            if environment is not None:
+                closing = await self._close(environment)
+                failure = failure or closing
+        if failure is not None:
+            stop = "failed"
+        return self._record(stop, failure, time.monotonic() - started)
+
+    async def _loop(self, environment: CheckedEnvironment) -> StopReason:
+        reset = await environment.reset(self.request.task, seed=self.request.task.seed)
+        self.info.update(reset.info)
+        self.tools = reset.tools
+        self.judges = environment.judges
+        self.agent.begin(reset.messages, reset.tools)
+        for turn in range(self.limits.max_turns):
+            act = await self.agent.act(derive_seed(self.request.seed, turn))
+            if act.message is None:
+                return "context"
+            if act.finish_reason != "stop":
+                # The message is not whole: nothing of it is executed or graded.
+                self.rewards.append(0.0)
+                return "context" if act.finish_reason == "context" else "length"
+            step = await environment.step(act.message)
+            self._take(step)
+            if step.terminated:
+                return "terminated"
+            if step.truncated:
+                return "truncated"
+            if not step.messages:
+                raise TypeError(
+                    f"step() of {environment.name} gave no message and no end; return a message "
+                    "for the model, or terminated=True"
+                )
+            if turn + 1 < self.limits.max_turns:
+                self.agent.observe([self._cut(m) for m in step.messages])
+        return "max_turns"
+
+    async def _close(self, environment: CheckedEnvironment) -> Failure | None:
+        try:
+            await environment.close()
+        except BoundaryError as error:
+            return Failure("environment", type(error).__name__, str(error))
+        return None
+
+    def _take(self, step: Step) -> None:
+        self.rewards.append(step.reward)
+        for name, value in step.rewards.items():
+            before = self.parts.get(name, 0.0)
+            self.parts[name] = None if value is None or before is None else before + value
+        self.info.update(step.info)
+
+    def _cut(self, message: Message) -> Message:
+        """An observation of at most `max_observation_tokens`, with a visible mark where it was cut."""
+        if isinstance(message.content, str):
+            return replace(message, content=self._cut_text(message.content))
+        parts = [
+            replace(part, text=self._cut_text(part.text)) if isinstance(part, TextPart) else part
+            for part in message.content
+        ]
+        return replace(message, content=tuple(parts))
+
+    def _cut_text(self, text: str) -> str:
+        budget = self.limits.max_observation_tokens
+        if len(text.encode(errors="replace")) <= budget:  # a token is at least one byte, so it fits
+            return text
+        kept, total = self.agent.cut(text, budget)
+        if total <= budget:
+            return text
+        self.info["observations_cut"] = self.info.get("observations_cut", 0) + 1
+        return f"{kept}\n... [cut: the first {budget} of {total} tokens]"
+
+    def _record(self, stop: StopReason, failure: Failure | None, seconds: float) -> Trajectory:
+        request = self.request
+        identity = f"{request.group_id}/{request.index}"
+        record = self.agent.record(identity, request.group_id)
+        unscored = failure is not None or any(r is None for r in self.rewards)
+        value = None if unscored else float(sum(r for r in self.rewards if r is not None))
+        trajectory = Trajectory(
+            id=identity,
+            group_id=request.group_id,
+            task=request.task,
+            turns=record.turns,
+            messages=record.messages,
+            rewards=tuple(self.rewards),
+            score=Score(value, dict(self.parts)),
+            stop_reason=stop,
+            failure=failure,
+            seconds=seconds,
+            samples=record.samples,
+            info=dict(self.info),
+            tools=self.tools,
+        )
+        return with_success(trajectory) if self.judges else trajectory
+
+
+def with_success(trajectory: Trajectory) -> Trajectory:
+    """Settle `info["success"]` by the score as it is now, where it is not there: what is added later does not
+    change it."""
+    if trajectory.failure is not None or "success" in trajectory.info:
+        return trajectory
+    return replace(trajectory, info={**trajectory.info, "success": succeeded(trajectory.score)})
+
+
+def succeeded(score: Score) -> bool:
+    """Is the part "correct" 1 or more, or, where there is none, the score?"""
+    correct = score.parts.get("correct")
+    worth = score.value if correct is None else correct
+    return worth is not None and worth >= 1.0
+
+
+async def _scored(group: Group, scorer: Scorer | None) -> Group:
+    """The finished group as the recipe's own rewards see it; a scorer that fails leaves it unscored.
+
+    Where the environment did not judge the episodes, it is settled here what they amount to.
+    """
+    try:
+        group = group if scorer is None else await scorer(group)
+        return replace(group, trajectories=tuple(map(with_success, group.trajectories)))
+    except RewardError as error:
+        failure = Failure("reward", type(error).__name__, str(error))
+        return replace(
+            group,
+            trajectories=tuple(
+                replace(t, score=Score(None, t.score.parts), failure=t.failure or failure)
+                for t in group.trajectories
+            ),
+        )
+
+
+def _boundary(error: BoundaryError) -> Any:
+    return error.boundary if error.boundary != "unknown" else "environment"

@@ -1,0 +1,1 @@
+"""The recipe: one TOML file, closed and typed; a section for each part of a run. Imports no torch."""

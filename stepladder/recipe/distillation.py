@@ -1,0 +1,76 @@
+"""The section of distillation: the policy learns from a teacher's probabilities."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.recipe.section import Section
+
+
+class DistillationSection(Section):
+    """A teacher, a second model with the same vocabulary, scores every token; the policy moves towards it."""
+
+    teacher: str = Field(description="a run folder, a model folder, a bundled name or a hub id")
+    teacher_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="the type that the teacher computes in"
+    )
+    on_policy: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of steps in which the policy samples what is scored (lambda of GKD); in the "
+        "others it is conversations from `data` or `demonstrations`",
+    )
+    data: str | None = Field(None, description="a file of conversations, such as a teacher's samples")
+    demonstrations: int = Field(0, ge=0, description="made by the environment, instead of `data`")
+    loss: Literal["divergence", "sampled"] = Field(
+        "divergence",
+        description="divergence: over the whole vocabulary at each token; sampled: reverse KL estimated on "
+        "the sampled tokens only, as an advantage, which costs no more than RL",
+    )
+    beta: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="of the generalised Jensen-Shannon divergence: 0 is KL(teacher | policy), 1 is "
+        "KL(policy | teacher)",
+    )
+    steps: int = Field(50, ge=1, description="optimiser steps")
+    tasks_per_step: int = Field(16, ge=1, description="tasks that are sampled for a step")
+    samples: int = Field(1, ge=1, description="episodes of each of these tasks")
+    batch_size: int = Field(16, ge=1, description="conversations of a step that is not on-policy")
+    temperature: float | None = Field(None, gt=0, description="of sampling; unset: rollout.temperature")
+    learning_rate: float = Field(1e-5, gt=0, description="of AdamW, constant after the warm-up")
+    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
+    )
+    token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
+    max_minutes: float | None = Field(None, gt=0, description="no new step begins after this time")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DistillationSection:
+        given = (self.data is not None) + (self.demonstrations > 0)
+        if self.on_policy < 1 and given != 1:
+            raise ValueError(
+                f"on_policy={self.on_policy:g} leaves steps to conversations: give either data or "
+                f"demonstrations; got data={self.data!r} and demonstrations={self.demonstrations}"
+            )
+        if self.on_policy == 1 and given:
+            raise ValueError(
+                "on_policy=1 samples every step, so data and demonstrations mean nothing; leave them out, or "
+                "set on_policy = 0.5"
+            )
+        if self.loss == "sampled" and self.on_policy < 1:
+            raise ValueError(
+                f"loss='sampled' estimates the divergence on the policy's own tokens, but on_policy is "
+                f"{self.on_policy:g}; set on_policy = 1, or loss = 'divergence'"
+            )
+        if self.loss == "sampled" and self.beta != 1:
+            raise ValueError(
+                f"loss='sampled' is the reverse KL, so beta={self.beta:g} means nothing; leave it out, or "
+                "set loss = 'divergence'"
+            )
+        return self

@@ -1,0 +1,59 @@
+"""The section of process reward models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.recipe.scoring import ScoringSection
+
+SOLUTIONS_PER_TASK = 4
+
+
+class ProcessRewardModelSection(ScoringSection):
+    """A process reward model on labelled steps, saved to `process_reward_model/` of the run."""
+
+    data: str | None = Field(None, description="a file of solutions with a label for each step")
+    solutions: int = Field(0, ge=0, description="made by the environment, with labels; 0 with another source")
+    tasks: int = Field(
+        0,
+        ge=0,
+        description="training tasks that the policy solves; its steps are labelled by Monte Carlo rollouts "
+        "(Math-Shepherd); 0 with another source",
+    )
+    solutions_per_task: int | None = Field(None, ge=1, description="sampled, with `tasks`; unset: 4")
+    completions: int | None = Field(None, ge=1, description="sampled after each step, with `tasks`; unset: 8")
+    labels: Literal["hard", "soft"] | None = Field(
+        None,
+        description="with `tasks`. hard: 1 where any completion is right; soft: the share of right ones; "
+        "unset: hard",
+    )
+    supervise: Literal["all", "to_first_wrong"] = Field(
+        "all", description="to_first_wrong: steps after the first wrong one are not trained on (PRM800K)"
+    )
+    separator: str = Field("\n", min_length=1, description="what stands between the steps of a solution")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ProcessRewardModelSection:
+        given = [self.data is not None, self.solutions > 0, self.tasks > 0]
+        if sum(given) != 1:
+            raise ValueError(
+                "give one of process_reward_model.data, .solutions and .tasks; got "
+                f"data={self.data!r}, solutions={self.solutions}, tasks={self.tasks}. Try solutions=256"
+            )
+        for key in ("solutions_per_task", "completions", "labels"):
+            if getattr(self, key) is not None and not self.tasks:
+                raise ValueError(
+                    f"{key}={getattr(self, key)!r} is about labels made by rollouts, and process_reward_model"
+                    ".tasks is 0; leave it out, or set tasks = 64"
+                )
+        self._refuse_too_few(self.solutions, f"solutions={self.solutions}")
+        each = self.solutions_per_task or SOLUTIONS_PER_TASK
+        self._refuse_too_few(self.tasks * each, f"tasks={self.tasks} with {each} solutions each")
+        if self.tasks == 1 and self.validation:
+            raise ValueError(
+                f"tasks=1 cannot be split, and validation={self.validation} holds back whole tasks; try "
+                "tasks = 64, or validation = 0"
+            )
+        return self

@@ -1,0 +1,36 @@
+"""The section of reward models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.recipe.scoring import ScoringSection
+
+
+class RewardModelSection(ScoringSection):
+    """A reward model on pairs or rankings (Bradley-Terry), saved to `reward_model/` of the run."""
+
+    pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
+    data: str | None = Field(None, description="a file of preferences or rankings")
+    margin: float | Literal["data"] = Field(
+        0.0,
+        description="how much higher the better score must be: a number for all pairs, or data: what the "
+        "file says of each (Llama 2)",
+    )
+    centring: float = Field(
+        0.01, ge=0, description="weight of (r_w + r_l)², which fixes the offset of the scores near 0"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RewardModelSection:
+        if (self.data is None) == (self.pairs == 0):
+            raise ValueError(
+                f"give either reward_model.data or reward_model.pairs; got data={self.data!r} and "
+                f"pairs={self.pairs}. Try pairs=256"
+            )
+        self._refuse_too_few(self.pairs, f"pairs={self.pairs}")
+        if self.margin == "data" and self.data is None:
+            raise ValueError('margin="data" needs a file; with pairs, give a number such as margin = 0.0')
+        return self

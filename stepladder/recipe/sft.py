@@ -1,0 +1,43 @@
+"""The section of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.recipe.fitting import FittingSection
+
+
+class SftSection(FittingSection):
+    """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
+
+    epochs: int = Field(
+        10,
+        ge=0,
+        description="at most; early stop comes first. 0: no fine-tuning, the rows are there for rl.replay",
+    )
+    demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
+    data: str | None = Field(None, description="rows: a file, folder or glob; docs/data.md lists formats")
+    train: Literal["assistant", "completion", "last_turn", "full"] = Field(
+        "assistant",
+        description="what is imitated: every assistant turn (after the prompt, where rows have one), all "
+        "that follows the prompt, the last assistant turn only, or every token",
+    )
+    max_tokens: int | None = Field(None, ge=2, description="of a sample; see overlong. Without it, no limit")
+    overlong: Literal["drop", "cut"] = Field(
+        "drop",
+        description="rows over max_tokens: left out, or cut at their end (texts: split); counted either way",
+    )
+    validation: int = Field(16, ge=0, description="rows held out, chosen by their content; 0: no early stop")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SftSection:
+        if (self.data is None) == (self.demonstrations == 0):
+            raise ValueError(
+                f"give either sft.data or sft.demonstrations; got data={self.data!r} and "
+                f"demonstrations={self.demonstrations}. Try demonstrations=32"
+            )
+        if self.overlong == "cut" and self.max_tokens is None:
+            raise ValueError('sft.overlong="cut" cuts nothing without a limit; try sft.max_tokens = 1024')
+        return self

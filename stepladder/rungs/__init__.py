@@ -1,0 +1,1 @@
+"""The ladder: a folder for each rung, and what they share."""

@@ -1,0 +1,127 @@
+"""What one rung of the ladder is: it trains (or gathers something) from where its state stands to its end.
+
+A rung is made anew in a resumed run, takes back its state and tensors from the checkpoint, and goes on.
+What it needs from the run it gets from `Run`: the parts, the log, and checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from stepladder.errors import CheckpointError
+from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.recipe.config import Recipe
+from stepladder.run.folder import RunFolder
+from stepladder.run.interrupt import uninterrupted
+from stepladder.run.progress import Display
+from stepladder.workbench.prepare import Workbench
+
+
+@runtime_checkable
+class Run(Protocol):
+    """What a rung may use of the run that it is part of."""
+
+    recipe: Recipe
+    bench: Workbench
+    folder: RunFolder
+    display: Display
+
+    def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """To metrics.jsonl, the tracker and the display."""
+
+    def evaluate(self, label: str, step: int, n: int, *, keep: int | None = None) -> None:
+        """Held-out evaluation under `label`, once; a no-op in a recipe without an environment."""
+
+    def save(self) -> None:
+        """A checkpoint of the run, with this rung's state and tensors."""
+
+    def save_if_due(self, seconds: float) -> None:
+        """A checkpoint where the last one is older than `seconds`."""
+
+
+class Rung:
+    """The base of all rungs. Subclasses give `name`, `climb`, and what `state` and `load` hold besides.
+
+    `name` is the recipe's section, the phase of metrics.jsonl and the label of the evaluation after it.
+    """
+
+    name: ClassVar[str]
+    trains_policy: ClassVar[bool] = True  # False: no evaluation after it, the policy is what it was
+    syncs_engine: ClassVar[bool] = False  # True: the engine has the last weights when `climb` is over
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.optimizer: MasterOptimizer | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        raise NotImplementedError
+
+    def climb(self) -> None:
+        """From where the state stands to the end of the rung; the policy then holds its best weights."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON: counters and cursors."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments, as they are."""
+        if self.optimizer is not None:
+            return self.optimizer.tensors()
+        return policy_tensors(self.run.bench.policy.model)
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `state` and `tensors`."""
+        raise NotImplementedError
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor], model: nn.Module, max_grad_norm: float) -> None:
+        """Take weights and moments back, where the checkpoint was taken after training began."""
+        if any(name.startswith(POLICY) for name in tensors):
+            load_policy(model, tensors)
+            return
+        self.optimizer = MasterOptimizer(trainable(model), max_grad_norm=max_grad_norm)
+        self.optimizer.load(dict(tensors))
+
+    @contextlib.contextmanager
+    def training(self, model: nn.Module, max_grad_norm: float) -> Iterator[MasterOptimizer]:
+        """The rung's optimiser: the restored one of a resumed run, else a new one. Closed at the end."""
+        with uninterrupted():
+            if self.optimizer is None:
+                self.optimizer = MasterOptimizer(trainable(model), max_grad_norm=max_grad_norm)
+        yield self.optimizer
+        with uninterrupted():  # after an error it stays: a Ctrl-C is still to be saved
+            self.optimizer.close()
+            self.optimizer = None
+
+
+POLICY = "policy/"  # of the names of weights that were saved without an optimiser
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that training updates, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def policy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that training updates, for a checkpoint."""
+    return {f"{POLICY}{name}": p.detach() for name, p in trainable(model).items()}
+
+
+@torch.no_grad()
+def load_policy(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the weights of `policy_tensors` back. Raises CheckpointError where one is missing."""
+    for name, parameter in trainable(model).items():
+        saved = tensors.get(f"{POLICY}{name}")
+        if saved is None or saved.shape != parameter.shape:
+            raise CheckpointError(
+                f"the checkpoint has no weights {name!r} of shape {tuple(parameter.shape)}; was the model "
+                "section of the recipe changed since the run began?"
+            )
+        parameter.copy_(saved)

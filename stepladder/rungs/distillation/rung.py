@@ -1,0 +1,203 @@
+"""Distillation from a teacher's probabilities: on what the policy samples, on conversations, or on both.
+
+    sample (or take conversations) -> the teacher scores every token -> update -> sync -> repeat
+
+GKD (arXiv:2306.13649); with on_policy = 1 on-policy distillation (K. Lu, 2025). From a teacher's samples
+alone it is supervised fine-tuning: `stepladder sample TEACHER`, then `sft.data`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from stepladder.play.rollout import derive_seed, rollout
+from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
+from stepladder.policies.policy import Policy
+from stepladder.recipe.distillation import DistillationSection
+from stepladder.recipe.sft import SftSection
+from stepladder.run.interrupt import uninterrupted
+from stepladder.rungs.base import Run, Rung
+from stepladder.rungs.demonstrations import sft_data
+from stepladder.rungs.distillation.teacher import load_teacher
+from stepladder.rungs.distillation.update import distillation_update
+from stepladder.rungs.rl.loop import refuse_dead_world
+from stepladder.rungs.rollout_metrics import rollout_metrics
+from stepladder.rungs.step import Metrics
+from stepladder.rungs.tasks import TaskSampler
+from stepladder.types import Group, TrainingSample
+
+
+@dataclass(slots=True)
+class DistillationState:
+    """Where the loop stands; `taken`: batches of conversations that were used."""
+
+    step: int = 0
+    seconds: float = 0.0
+    taken: int = 0
+
+
+class DistillationRung(Rung):
+    """Steps towards the teacher. Which steps are on-policy follows from the seed and the step alone."""
+
+    name: ClassVar[str] = "distillation"
+    syncs_engine: ClassVar[bool] = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.progress = DistillationState()
+        self.seed = derive_seed(run.recipe.run.seed, self.name)
+        self.sampler: TaskSampler | None = None
+        if self.section.on_policy > 0:
+            self.sampler = TaskSampler(run.bench.world, "train", mode="uniform", seed=self.seed)
+
+    @property
+    def section(self) -> DistillationSection:
+        section = self.run.recipe.distillation
+        assert section is not None
+        return section
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    def climb(self) -> None:
+        run, section = self.run, self.section
+        teacher = load_teacher(section, run.bench.policy)
+        conversations = self._conversations()
+        with self.training(run.bench.policy.model, section.max_grad_norm) as optimizer:
+            run.display.start(self.name, section.steps, self.step)
+            while self.step < section.steps and not self._out_of_time():
+                self._step(optimizer, teacher, conversations)
+                if self.step % run.recipe.run.checkpoint_every == 0:
+                    run.save()
+        if section.on_policy == 0:
+            run.bench.sync()
+
+    def _step(
+        self, optimizer: MasterOptimizer, teacher: Policy, conversations: Sequence[TrainingSample]
+    ) -> None:
+        run, section, state = self.run, self.section, self.progress
+        draw = random.Random(f"{self.seed}/on-policy/{state.step}").random()
+        with self._drawn_again():
+            began = time.monotonic()
+            on_policy = draw < section.on_policy
+            groups = self._sampled() if on_policy else []
+            with uninterrupted():
+                metrics: Metrics = {"on_policy": float(on_policy)}
+                if on_policy:
+                    refuse_dead_world(groups)
+                    metrics |= rollout_metrics(groups)
+                    run.bench.engine.rest()
+                samples = of_groups(groups) if on_policy else self._batch(conversations)
+                metrics |= self._update(optimizer, teacher, samples)
+                if section.on_policy > 0:
+                    run.bench.sync()
+                state.step += 1
+                state.taken += not on_policy
+                metrics["seconds"] = time.monotonic() - began
+                state.seconds += metrics["seconds"]
+                run.log(self.name, state.step, metrics)
+                played = [t for g in groups for t in g.trajectories]
+                if played:
+                    run.folder.log_trajectories(played, step=state.step, phase=self.name)
+
+    def _update(
+        self, optimizer: MasterOptimizer, teacher: Policy, samples: Sequence[TrainingSample]
+    ) -> Metrics:
+        section, bench = self.section, self.run.bench
+        rate = warmup_then_constant(self.step, peak=section.learning_rate, warmup=section.warmup_steps)
+        return bench.memory.fit(
+            samples,
+            section.token_budget,
+            optimizer,
+            lambda tokens: distillation_update(
+                bench.policy,
+                teacher,
+                optimizer,
+                samples,
+                loss=section.loss,
+                beta=section.beta,
+                temperature=self._temperature,
+                learning_rate=rate,
+                token_budget=tokens,
+            ),
+        )
+
+    @property
+    def _temperature(self) -> float:
+        return self.section.temperature or self.run.recipe.rollout.temperature
+
+    def _sampled(self) -> list[Group]:
+        bench, section = self.run.bench, self.section
+        assert self.sampler is not None
+        return bench.runner.run(
+            rollout(
+                bench.agents(self._temperature),
+                bench.world,
+                self.sampler.next(section.tasks_per_step),
+                group_size=section.samples,
+                limits=bench.limits,
+                seed=self.seed,
+                scorer=bench.scorer,
+                on_trajectory=self.run.display.trajectory,
+            )
+        )
+
+    def _conversations(self) -> list[TrainingSample]:
+        section = self.section
+        if section.on_policy == 1:
+            return []
+        source = SftSection(data=section.data, demonstrations=section.demonstrations, validation=0)
+        remedy = "shorten them or leave them out of distillation.data"
+        data = sft_data(self.run.bench, source, seed=self.run.recipe.run.seed, remedy=remedy)
+        self.run.folder.log_data(self.name, data.facts())
+        self.run.display.note(f"{self.name}: {data.text}")
+        return data.train
+
+    def _batch(self, conversations: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The next batch; every conversation once an epoch, in an order that the epoch fixes."""
+        size = min(self.section.batch_size, len(conversations))
+        chosen = []
+        for place in range(self.progress.taken * size, (self.progress.taken + 1) * size):
+            epoch, at = divmod(place, len(conversations))
+            order = list(range(len(conversations)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            chosen.append(conversations[order[at]])
+        return chosen
+
+    def _out_of_time(self) -> bool:
+        minutes = self.section.max_minutes
+        return minutes is not None and self.progress.seconds > minutes * 60
+
+    @contextlib.contextmanager
+    def _drawn_again(self) -> Iterator[None]:
+        """Give tasks back that no finished step has learned from, so that a resumed run draws them again."""
+        step, drawn_from = self.step, self.sampler.state() if self.sampler else None
+        try:
+            yield
+        except BaseException:
+            if self.step == step and self.sampler is not None and drawn_from is not None:
+                self.sampler.load(drawn_from)
+            raise
+
+    def state(self) -> dict[str, Any]:
+        return {**asdict(self.progress), "sampler": self.sampler.state() if self.sampler else None}
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.progress = DistillationState(**{k: v for k, v in state.items() if k != "sampler"})
+        if self.sampler is not None:
+            self.sampler.load(state["sampler"])
+        self.load_optimizer(tensors, self.run.bench.policy.model, self.section.max_grad_norm)
+
+
+def of_groups(groups: Sequence[Group]) -> list[TrainingSample]:
+    """What was sampled, but for episodes that failed; the teacher needs no reward."""
+    whole = [t for g in groups for t in g.trajectories if t.failure is None]
+    return [s for t in whole for s in t.samples if s.num_trained]

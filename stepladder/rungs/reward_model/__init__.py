@@ -1,0 +1,1 @@
+"""Reward models of whole answers and of steps."""

@@ -1,0 +1,56 @@
+"""A process reward model on labelled steps: the best epoch's weights, calibrated and saved."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stepladder.data.samples import StepSample
+from stepladder.policies.heads import ScoredModel
+from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.reward_folder import RewardInfo
+from stepladder.recipe.process_reward_model import ProcessRewardModelSection
+from stepladder.rungs.epochs import Metrics
+from stepladder.rungs.reward_model.process_update import step_update, step_validation
+from stepladder.rungs.reward_model.scoring import ScoringRung
+from stepladder.rungs.reward_model.step_data import step_data
+
+
+class ProcessRewardModelRung(ScoringRung):
+    """Trains on the ends of steps; leaves `process_reward_model/` in the run folder."""
+
+    name: ClassVar[str] = "process_reward_model"
+
+    @property
+    def settings(self) -> ProcessRewardModelSection:
+        settings = self.run.recipe.process_reward_model
+        assert settings is not None
+        return settings
+
+    def climb(self) -> None:
+        run, s = self.run, self.settings
+        train, held = step_data(run.bench, s, run.folder.path, seed=run.recipe.run.seed, report=self.report)
+
+        def update(
+            model: ScoredModel, optimizer: MasterOptimizer, rows: list[StepSample], rate: float
+        ) -> Metrics:
+            return run.bench.memory.fit(
+                [row.sample for row in rows],
+                s.token_budget,
+                optimizer,
+                lambda tokens: step_update(model, optimizer, rows, learning_rate=rate, token_budget=tokens),
+            )
+
+        def validate(model: ScoredModel, rows: list[StepSample]) -> Metrics:
+            return step_validation(model, rows, token_budget=s.token_budget)[0]
+
+        model = self.fit(train, held, update, validate)
+        metrics, table = step_validation(model, held, token_budget=s.token_budget) if held else ({}, ())
+        stops = tuple(run.bench.renderer.stop_token_ids)
+        info = RewardInfo(
+            "process",
+            stop_token_ids=stops,
+            separator=s.separator,
+            held_out=metrics,
+            reliability=table,
+        )
+        self.export(model, info)

@@ -1,0 +1,1 @@
+"""What watches a run of reinforcement learning from within."""

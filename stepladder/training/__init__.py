@@ -1,1 +1,0 @@
-"""L4: the loops that train, and the folder a run fills."""

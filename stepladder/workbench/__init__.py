@@ -1,0 +1,1 @@
+"""What a rung is handed: policy, engine, world and limits, built from a recipe."""

@@ -1,0 +1,230 @@
+"""Everything a run needs, built from a recipe: world first, so that a wrong setting costs no model load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stepladder.data.chat.renderer import Renderer
+from stepladder.engines.engine import PolicyEngine
+from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.errors import ConfigError
+from stepladder.play.agents import Agents, policy_agents
+from stepladder.play.loop_thread import LoopThread
+from stepladder.play.rollout import Limits, Scorer
+from stepladder.policies.policy import Policy
+from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
+from stepladder.policies.tiny import tiny_model
+from stepladder.recipe.config import EvalRecipe, Recipe
+from stepladder.recipe.run import ModelSection
+from stepladder.rewards.reward import as_reward, score_group
+from stepladder.rungs.checks import check_data, check_world
+from stepladder.rungs.distillation.teacher import check_teacher
+from stepladder.types import Group
+from stepladder.workbench.engine import check_engine, make_engine, trains_while_playing
+from stepladder.workbench.memory import MemoryLimit
+from stepladder.workbench.model_rewards import model_reward, names_model
+
+
+@dataclass
+class Workbench:
+    """The parts of a run. `runner` owns the one event loop that every rollout of the run uses.
+
+    The engine is made when something is first sampled: a rung on files never needs one.
+    """
+
+    recipe: Recipe | EvalRecipe
+    environment: CheckedWorld | None
+    policy: Policy
+    renderer: Renderer
+    limits: Limits
+    scorer: Scorer | None
+    runner: LoopThread
+    engine_version: int = 0
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    _engine: PolicyEngine | None = None
+
+    @property
+    def world(self) -> CheckedWorld:
+        """The environment. Raises ConfigError in a recipe that has none."""
+        if self.environment is None:
+            raise ConfigError('this needs an environment; add a section [environment] with name = "..."')
+        return self.environment
+
+    @property
+    def engine(self) -> PolicyEngine:
+        """What samples from the policy, on its weights of the last `sync`."""
+        if self._engine is None:
+            self._engine = make_engine(self.recipe, self.policy)
+            if self.engine_version:
+                self._engine.sync(self.engine_version)
+        return self._engine
+
+    def sync(self, version: int | None = None) -> None:
+        """The policy's weights have changed (or, with a `version`, were restored): the engine follows."""
+        self.engine_version = self.engine_version + 1 if version is None else version
+        if self._engine is not None:
+            self._engine.sync(self.engine_version)
+
+    def agents(self, temperature: float, max_tokens: int | None = None) -> Agents:
+        """Agents that sample from the policy at `temperature`, up to `max_tokens` a turn (the recipe's)."""
+        r = self.recipe.rollout
+        return policy_agents(
+            self.engine,
+            self.renderer,
+            temperature=temperature,
+            max_tokens=max_tokens or r.max_tokens,
+            max_context=r.max_context,
+        )
+
+    def close(self) -> None:
+        """End the compute thread, the world and the event loop."""
+        with self.runner:
+            try:
+                if self._engine is not None:
+                    self.runner.run(self._engine.close())
+            finally:
+                if self.environment is not None:
+                    self.runner.run(self.environment.teardown())
+
+
+def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
+    """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
+    set_threads(recipe.run.threads, halves=2 if trains_while_playing(recipe) else 1)
+    check_engine(recipe.engine)
+    if recipe.run.exact:
+        be_deterministic(pick_device(recipe.model.device))
+    world = make_world(recipe) if recipe.environment is not None else None
+    scorer = make_scorer(recipe)
+    with contextlib.ExitStack() as undo:
+        runner = undo.enter_context(LoopThread())
+        if world is not None:
+            runner.run(world.setup())
+            undo.callback(lambda: runner.run(world.teardown()))
+        if isinstance(recipe, Recipe):
+            check_data(recipe)
+            if world is not None:
+                check_world(recipe, world)
+        policy = build_policy(recipe)
+        if recipe.model.lora is not None:
+            policy = _with_lora(policy, recipe)
+        elif not recipe.model.train_embeddings:
+            policy.freeze_embeddings()
+        if recipe.model.recompute_layers:
+            policy.recompute_layers()
+        if isinstance(recipe, Recipe) and recipe.distillation is not None:
+            check_teacher(recipe.distillation, policy.tokenizer)
+        renderer = make_renderer(policy)
+        undo.pop_all()
+    return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)
+
+
+def be_deterministic(device: str) -> None:
+    """Let torch refuse algorithms whose result varies from run to run; called before CUDA starts."""
+    if device.startswith("cuda"):
+        # cuBLAS repeats its sums only with a fixed workspace; without it torch raises at the first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
+    """The world of the recipe. Raises ConfigError where there is none, or an option is unknown."""
+    e = recipe.environment
+    assert e is not None
+    if "deadline" in e.options:
+        asked = e.options["deadline"]
+        raise ConfigError(
+            f"environment.options.deadline={asked!r} is no option of an environment: the seconds that its "
+            f"phases may take are a key of the rollout; write rollout.deadline = {asked}"
+        )
+    return load_world(e.name, deadline=recipe.rollout.deadline, **e.options)
+
+
+def limits_of(recipe: Recipe | EvalRecipe) -> Limits:
+    r = recipe.rollout
+    return Limits(
+        max_turns=r.max_turns,
+        max_observation_tokens=r.max_observation_tokens,
+        concurrency=r.concurrency,
+    )
+
+
+def set_threads(threads: int, *, halves: int = 1) -> None:
+    """Torch threads: as asked, or one a core this process may use, shared among `halves` that compute."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(threads or max(1, available // halves))
+
+
+def resolved(model: ModelSection) -> ModelSection:
+    """The section with the device and type that "auto" stands for on this machine.
+
+    Raises ConfigError where the device is not there.
+    """
+    device = pick_device(model.device)
+    dtype = pick_dtype("float32" if (model.name, model.dtype) == ("tiny", "auto") else model.dtype, device)
+    return model.model_copy(update={"device": device, "dtype": str(dtype).removeprefix("torch.")})
+
+
+def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
+    """The model of the recipe, from scratch or pretrained, with its tokenizer."""
+    m = resolved(recipe.model)
+    if m.name == "tiny":
+        from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer(*m.options.get("symbols", ()))
+        sizes = {k: v for k, v in m.options.items() if k != "symbols"}
+        model: Any = tiny_model(len(tokenizer), seed=recipe.run.seed, **sizes)
+        model = model.to(device=m.device, dtype=getattr(torch, m.dtype))
+    else:
+        model, tokenizer = load_model(m.name, dtype=m.dtype, device=m.device)
+    return Policy(model, tokenizer)
+
+
+def make_renderer(policy: Policy) -> Renderer:
+    """The tokenizer's chat template with the model's own end-of-turn ids."""
+    generation = getattr(policy.lm, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    extra = [eos] if isinstance(eos, int) else list(eos or [])
+    return Renderer(policy.tokenizer, extra_stop_ids=extra)
+
+
+def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
+    from peft import LoraConfig, get_peft_model
+
+    lora = recipe.model.lora
+    assert lora is not None
+    torch.manual_seed(recipe.run.seed)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.24 for it under its old name
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*deprecated", FutureWarning)
+        adapted = get_peft_model(policy.lm, config)
+    return Policy(adapted, policy.tokenizer)
+
+
+def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+    """What adds the recipe's reward functions to the scores of a group; None where it names none."""
+    if recipe.environment is None or not recipe.environment.rewards:
+        return None
+    model: Any = resolved(recipe.model)
+    rewards = [
+        model_reward(path, dtype=model.dtype, device=model.device) if names_model(path) else as_reward(path)
+        for path in recipe.environment.rewards
+    ]
+
+    async def score(group: Group) -> Group:
+        return await score_group(group, rewards)
+
+    return score
