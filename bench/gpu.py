@@ -26,7 +26,7 @@ from roofline import Cost, Roof, measure_roof, wait
 from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.rungs.step import sft_update
+from stepladder.rungs.supervised import sft_update
 from stepladder.types import TrainingSample
 
 # hidden, layers, heads, key heads, width of the MLP, vocabulary: SmolLM2-135M, and Llama 3.2 1B and 3B

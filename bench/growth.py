@@ -89,7 +89,7 @@ class Bench:
 
     def gradients(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
         """Forward and backward of one group; no step is taken."""
-        from stepladder.rungs.step import sft_gradients
+        from stepladder.rungs.supervised import sft_gradients
         from stepladder.types import TrainingSample
 
         samples = []

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model
-from stepladder.rungs.step import sft_update
+from stepladder.rungs.supervised import sft_update
 from stepladder.types import TrainingSample
 
 TOP = 12

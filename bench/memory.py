@@ -137,7 +137,7 @@ def update_of(case: str, recipe: Any, policy: Any, hold: list[Any]) -> Callable[
             preference_update(policy, optimizer, pairs, loss, learning_rate=1e-6, token_budget=BUDGET)
 
         return prefer
-    from stepladder.rungs.step import sft_update
+    from stepladder.rungs.supervised import sft_update
 
     def fit(short: bool) -> None:
         rows = samples_of(8, 1, 128, short=short)

@@ -22,7 +22,7 @@ from stepladder.rungs.preference.data import JudgedData, PairData, as_pair, with
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
 from stepladder.rungs.preference.update import Answer, Judged, kto_update, pair_loss, preference_update
 from stepladder.rungs.reward_model.ranking_update import Ranked, ranking_update
-from stepladder.rungs.step import sft_update
+from stepladder.rungs.supervised import sft_update
 from stepladder.types import TrainingSample
 
 RATE = 1e-5

@@ -17,13 +17,12 @@ from stepladder.play.rollout import rollout
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.rungs.demonstrations import sft_data
+from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.preference.data import judged_data, pair_data, preference_rows
 from stepladder.rungs.rl.credit import make_batch
-from stepladder.rungs.rl.loop import refuse_dead_world
 from stepladder.rungs.rl.rung import own_advantage
 from stepladder.rungs.rl.shaping import shaped
 from stepladder.rungs.rl.state import RlState, credit_rules, shaping_rules
-from stepladder.rungs.rollout_metrics import rollout_metrics
 from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Message, TrainingSample
 from stepladder.workbench.prepare import Workbench, prepare

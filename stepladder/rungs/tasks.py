@@ -7,9 +7,10 @@ drawn.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from stepladder.environments.environment import CheckedWorld
@@ -152,6 +153,21 @@ class TaskSampler:
             return max(rate * (1 - rate), 0.04) / 0.25
         heaviest = max([_weight(p) for p in self.success.values()] + [0.25])
         return _weight(self.success.get(task.domain, 0.5)) / heaviest
+
+
+@contextlib.contextmanager
+def drawn_again(sampler: TaskSampler | None, done: Callable[[], object]) -> Iterator[None]:
+    """Give tasks back that no finished step has learned from, so that a resumed run draws them again.
+
+    `done()` returns another value once the step is finished. Without a sampler nothing is given back.
+    """
+    before, drawn_from = done(), None if sampler is None else sampler.state()
+    try:
+        yield
+    except BaseException:
+        if sampler is not None and drawn_from is not None and done() == before:
+            sampler.load(drawn_from)
+        raise
 
 
 def level_of(task: Task) -> int:

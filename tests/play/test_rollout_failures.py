@@ -16,8 +16,8 @@ from stepladder.environments.tools import tool
 from stepladder.errors import EngineError, EnvironmentFault, RewardError
 from stepladder.play.agents import policy_agents
 from stepladder.play.rollout import Limits, rollout
+from stepladder.rungs.episodes import rollout_metrics
 from stepladder.rungs.rl.credit import make_batch
-from stepladder.rungs.rollout_metrics import rollout_metrics
 from stepladder.types import Message, Reset, Step, Task
 from stepladder.workbench.prepare import make_renderer
 

@@ -25,7 +25,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.rungs.rl.credit import make_batch
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, check_on_policy, reference_kl, rl_update
-from stepladder.rungs.step import sft_update, validation_loss
+from stepladder.rungs.supervised import sft_update, validation_loss
 from stepladder.types import Group, Message, Reset, Step, Task, TrainingSample
 
 GRPO = dataclasses.replace(ALGORITHMS["grpo"], kl_in="none", kl_coefficient=0.0)

@@ -35,7 +35,7 @@ from stepladder.rungs.reward_model.ranking_update import Ranked, ranking_update
 from stepladder.rungs.rl import loop as rl
 from stepladder.rungs.rl.critic import Critic
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
-from stepladder.rungs.step import sft_update
+from stepladder.rungs.supervised import sft_update
 from stepladder.types import TrainingSample
 from stepladder.workbench.memory import MemoryLimit, ran_out, smaller_budget
 
@@ -379,7 +379,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.tiny import tiny_model
 from stepladder.workbench.memory import MemoryLimit
-from stepladder.rungs.step import sft_update
+from stepladder.rungs.supervised import sft_update
 
 tokenizer = tiny_tokenizer()
 model = tiny_model(len(tokenizer), hidden=128, layers=4, intermediate=512, max_positions=512)

@@ -8,10 +8,9 @@ alone it is supervised fine-tuning: `stepladder sample TEACHER`, then `sft.data`
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -23,14 +22,13 @@ from stepladder.policies.policy import Policy
 from stepladder.recipe.distillation import DistillationSection
 from stepladder.recipe.sft import SftSection
 from stepladder.run.interrupt import uninterrupted
+from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.base import Run, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.distillation.teacher import load_teacher
 from stepladder.rungs.distillation.update import distillation_update
-from stepladder.rungs.rl.loop import refuse_dead_world
-from stepladder.rungs.rollout_metrics import rollout_metrics
-from stepladder.rungs.step import Metrics
-from stepladder.rungs.tasks import TaskSampler
+from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
+from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample
 
 
@@ -85,7 +83,7 @@ class DistillationRung(Rung):
     ) -> None:
         run, section, state = self.run, self.section, self.progress
         draw = random.Random(f"{self.seed}/on-policy/{state.step}").random()
-        with self._drawn_again():
+        with drawn_again(self.sampler, lambda: state.step):
             began = time.monotonic()
             on_policy = draw < section.on_policy
             groups = self._sampled() if on_policy else []
@@ -175,17 +173,6 @@ class DistillationRung(Rung):
     def _out_of_time(self) -> bool:
         minutes = self.section.max_minutes
         return minutes is not None and self.progress.seconds > minutes * 60
-
-    @contextlib.contextmanager
-    def _drawn_again(self) -> Iterator[None]:
-        """Give tasks back that no finished step has learned from, so that a resumed run draws them again."""
-        step, drawn_from = self.step, self.sampler.state() if self.sampler else None
-        try:
-            yield
-        except BaseException:
-            if self.step == step and self.sampler is not None and drawn_from is not None:
-                self.sampler.load(drawn_from)
-            raise
 
     def state(self) -> dict[str, Any]:
         return {**asdict(self.progress), "sampler": self.sampler.state() if self.sampler else None}

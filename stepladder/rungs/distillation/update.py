@@ -12,8 +12,8 @@ from stepladder.data.batching import micro_batches
 from stepladder.objectives.distillation import chunked_js, on_policy_distillation_advantages
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
+from stepladder.rungs.accumulate import Metrics, accumulate, take_step
 from stepladder.rungs.distillation.teacher import heads
-from stepladder.rungs.step import Metrics
 from stepladder.types import TrainingSample
 
 
@@ -37,25 +37,24 @@ def distillation_update(
     tokens = sum(s.num_trained for s in samples)
     if not tokens:
         return {"grad_norm": 0.0, "tokens": 0.0, "tokens_computed": 0.0, "learning_rate": learning_rate}
-    loss_sum, distance, computed = 0.0, 0.0, 0
-    for rows in micro_batches(samples, token_budget):
+    distances: list[float] = []
+
+    def part_loss(rows: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
         chosen = [samples[i] for i in rows]
         if loss == "divergence":
-            losses, kl, count = _divergence(policy, teacher, chosen, beta=beta, temperature=temperature)
+            losses, kl, computed = _divergence(policy, teacher, chosen, beta=beta, temperature=temperature)
             part = losses.sum() / tokens
         else:
-            part, kl, count = _sampled(policy, teacher, chosen, tokens, temperature)
-        part.backward()  # type: ignore[no-untyped-call]
-        loss_sum += float(part.detach())
-        distance += float(kl.double().sum())
-        computed += count
-    norm = optimizer.step(learning_rate)
+            part, kl, computed = _sampled(policy, teacher, chosen, tokens, temperature)
+        distances.append(float(kl.double().sum()))
+        return part, {}, computed
+
+    metrics = accumulate(micro_batches(samples, token_budget), part_loss)
     return {
-        "loss": loss_sum,
-        "teacher_kl": distance / tokens,
-        "grad_norm": norm,
+        **metrics,
+        "teacher_kl": sum(distances) / tokens,
+        "grad_norm": take_step(optimizer, learning_rate),
         "tokens": float(tokens),
-        "tokens_computed": float(computed),
         "learning_rate": learning_rate,
     }
 

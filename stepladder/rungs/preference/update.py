@@ -23,7 +23,7 @@ from stepladder.objectives.kto import kto, kto_reference_point
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.recipe.preference import PreferenceSection
-from stepladder.rungs.step import Metrics, floats
+from stepladder.rungs.accumulate import Metrics, accumulate, floats, take_step
 from stepladder.types import TrainingSample
 
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
@@ -183,13 +183,16 @@ def preference_update(
     them untouched.
     """
     parts: list[tuple[AnswerScores, AnswerScores]] = []
-    for rows in cut(pairs, token_budget):
-        chosen, rejected = score_pairs(policy, [pairs[i] for i in rows])
-        each, _ = loss(chosen, rejected)
-        losses.mean_over_step(each, len(pairs)).backward()  # type: ignore[no-untyped-call]
-        parts.append((chosen, rejected))
+
+    def part(rows: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
+        sides = score_pairs(policy, [pairs[i] for i in rows])
+        each, _ = loss(*sides)
+        parts.append(sides)
+        return losses.mean_over_step(each, len(pairs)), {}, sides[0].tokens_computed
+
+    accumulate(cut(pairs, token_budget), part)
     chosen, rejected = (AnswerScores.joined(side) for side in zip(*parts, strict=True))
-    norm = _checked_step(optimizer, [chosen, rejected], learning_rate, before_step)
+    norm = take_step(optimizer, learning_rate, _checks(before_step, chosen, rejected))
     return {**pair_metrics(chosen, rejected, loss), "grad_norm": norm}
 
 
@@ -212,15 +215,19 @@ def kto_update(
 ) -> Metrics:
     """One update by KTO: first the reference point of the whole step, then its answers."""
     point, computed = kto_point(policy, batch, token_budget)
-    parts, order = [], []
-    for rows in cut(batch, token_budget):
+    parts: list[AnswerScores] = []
+    order: list[int] = []
+
+    def part(rows: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
         scores = score(policy, [batch[i].answer for i in rows])
         each, _ = kto_loss(settings, scores, [batch[i] for i in rows], point)
-        losses.mean_over_step(each, len(batch)).backward()  # type: ignore[no-untyped-call]
         parts.append(scores)
-        order += rows
+        order.extend(rows)
+        return losses.mean_over_step(each, len(batch)), {}, scores.tokens_computed
+
+    accumulate(cut(batch, token_budget), part)
     scores = AnswerScores.joined(parts)
-    norm = _checked_step(optimizer, [scores], learning_rate, before_step)
+    norm = take_step(optimizer, learning_rate, _checks(before_step, scores))
     metrics = kto_metrics(settings, scores, [batch[i] for i in order], point)
     metrics["tokens_computed"] += computed
     return {**metrics, "grad_norm": norm}
@@ -302,20 +309,15 @@ def _sides(sides: dict[str, AnswerScores]) -> Metrics:
 # -- step 0 -------------------------------------------------------------------------------------------------
 
 
-def _checked_step(
-    optimizer: MasterOptimizer,
-    scores: Sequence[AnswerScores],
-    learning_rate: float,
-    before_step: Callable[[AnswerScores], None] | None,
-) -> float:
-    if before_step is not None:
-        try:
-            for side in scores:
-                before_step(side)
-        except BaseException:
-            optimizer.clear()
-            raise
-    return optimizer.step(learning_rate)
+def _checks(
+    before_step: Callable[[AnswerScores], None] | None, *scores: AnswerScores
+) -> Callable[[], None] | None:
+    def check_all() -> None:
+        assert before_step is not None
+        for side in scores:
+            before_step(side)
+
+    return None if before_step is None else check_all
 
 
 def check_start(scores: AnswerScores, *, limit: float) -> None:

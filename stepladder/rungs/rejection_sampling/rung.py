@@ -8,10 +8,9 @@ rung began with again. Everything accepted lies in the run folder, for other tra
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,17 +23,16 @@ from stepladder.reports.run import read_jsonl
 from stepladder.run.interrupt import uninterrupted
 from stepladder.run.records import trajectory_from_dict
 from stepladder.run.training_files import ACCEPTED, PAIRS, accepted_row, pair_row
+from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.base import Run
+from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.epochs import EpochState
 from stepladder.rungs.reference import put_back, remembered
 from stepladder.rungs.rejection_sampling.selection import Seen, accepted, best_and_worst, select
 from stepladder.rungs.rejection_sampling.tally import count, shares, told
-from stepladder.rungs.rl.loop import refuse_dead_world
-from stepladder.rungs.rollout_metrics import rollout_metrics
 from stepladder.rungs.sampled_pairs import SAMPLED
 from stepladder.rungs.sft.rung import CHECKPOINT_SECONDS, FittingRung
-from stepladder.rungs.step import Metrics
-from stepladder.rungs.tasks import TaskSampler
+from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample, Trajectory
 
 START = "rejection_sampling_start.safetensors"
@@ -107,7 +105,7 @@ class RejectionSamplingRung(FittingRung):
         left = math.ceil((section.tasks - self.round.drawn) / section.tasks_per_batch)
         run.display.start(f"{self.name}, sampling", self.before + left, self.before)
         while self.round.drawn < section.tasks:
-            with self._drawn_again():
+            with drawn_again(self.sampler, lambda: self.round.drawn):
                 began = time.monotonic()
                 tasks = self.sampler.next(min(section.tasks_per_batch, section.tasks - self.round.drawn))
                 groups = run.bench.runner.run(
@@ -131,17 +129,6 @@ class RejectionSamplingRung(FittingRung):
                     run.log(self.name, self.before, metrics)
             run.save_if_due(CHECKPOINT_SECONDS)
         run.display.note(f"round {self.round.round + 1}: {told(self.round.tally, section.samples)}")
-
-    @contextlib.contextmanager
-    def _drawn_again(self) -> Iterator[None]:
-        """Give tasks back whose episodes were not taken, so that a resumed run draws them again."""
-        drawn, state = self.round.drawn, self.sampler.state()
-        try:
-            yield
-        except BaseException:
-            if self.round.drawn == drawn:
-                self.sampler.load(state)
-            raise
 
     def _take(self, groups: Sequence[Group], seen: Seen) -> Metrics:
         """Select, write everything down, count. Shares and counts are those of the round so far."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from stepladder.evaluation import solved
+from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.rejection_sampling.selection import REASONS, Reason
-from stepladder.rungs.step import Metrics
 from stepladder.types import Group
 
 

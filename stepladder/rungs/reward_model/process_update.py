@@ -9,12 +9,11 @@ from torch import Tensor
 
 from stepladder.data.batching import micro_batches
 from stepladder.data.samples import StepSample
-from stepladder.objectives.reduce import merge_metrics
 from stepladder.objectives.reward_model import calibration_error, step_cross_entropy
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.rungs.accumulate import Metrics, accumulate, take_step
 from stepladder.rungs.reward_model.reliability import Reliability, reliability
-from stepladder.rungs.step import Metrics, floats
 
 
 def step_losses(
@@ -38,19 +37,14 @@ def step_update(
 ) -> Metrics:
     """One optimiser step on the mean loss over all steps of `rows`, however they are cut."""
     steps = sum(len(row.ends) for row in rows)
-    parts: list[dict[str, Tensor]] = []
-    loss_sum, computed = 0.0, 0
-    for chosen in micro_batches([row.sample for row in rows], token_budget):
-        losses, _, _, metrics, cost = step_losses(model, [rows[i] for i in chosen])
-        loss = losses.sum() / steps
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += float(loss.detach())
-        computed += cost
-        parts.append(metrics)
-    norm = optimizer.step(learning_rate)
-    merged = floats(merge_metrics(parts))
-    merged["steps"] = merged.pop("tokens")
-    return {**merged, "loss": loss_sum, "grad_norm": norm, "tokens_computed": float(computed)}
+
+    def loss(chosen: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
+        losses, _, _, metrics, computed = step_losses(model, [rows[i] for i in chosen])
+        return losses.sum() / steps, metrics, computed
+
+    metrics = accumulate(micro_batches([row.sample for row in rows], token_budget), loss)
+    metrics["steps"] = metrics.pop("tokens")
+    return {**metrics, "grad_norm": take_step(optimizer, learning_rate)}
 
 
 @torch.no_grad()

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from stepladder.data.batching import micro_batches
-from stepladder.objectives.reduce import merge_metrics
 from stepladder.objectives.reward_model import bradley_terry, calibration_error
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.rungs.accumulate import Metrics, accumulate, take_step
 from stepladder.rungs.reward_model.reliability import Reliability, reliability
-from stepladder.rungs.step import Metrics, floats
 from stepladder.types import TrainingSample
 
 
@@ -59,12 +58,16 @@ def ranked_losses(
     return zeros.index_add(0, index, losses) / counts, (scores[better] - scores[worse]).detach(), metrics
 
 
-def cut_rows(rows: Sequence[Ranked], token_budget: int) -> Iterator[list[Ranked]]:
-    """Micro-batches of whole rows, of at most `token_budget` distinct tokens where a row fits that."""
+def cut_rows(rows: Sequence[Ranked], token_budget: int) -> Iterator[list[int]]:
+    """Yield micro-batches of whole rows, of at most `token_budget` distinct tokens where a row fits that."""
     owner = [r for r, row in enumerate(rows) for _ in row.samples]
     samples = [sample for row in rows for sample in row.samples]
     for chosen in micro_batches(samples, token_budget):
-        yield [rows[r] for r in dict.fromkeys(owner[i] for i in chosen)]
+        yield list(dict.fromkeys(owner[i] for i in chosen))
+
+
+def _samples(rows: Sequence[Ranked], chosen: Sequence[int]) -> list[TrainingSample]:
+    return [sample for r in chosen for sample in rows[r].samples]
 
 
 def ranking_update(
@@ -77,19 +80,14 @@ def ranking_update(
     token_budget: int,
 ) -> Metrics:
     """One optimiser step on the mean loss of `rows`, however they are cut into micro-batches."""
-    parts: list[dict[str, Tensor]] = []
-    loss_sum, computed = 0.0, 0
-    for batch in cut_rows(rows, token_budget):
-        scores, cost = model.scores_and_cost([s for row in batch for s in row.samples])
-        losses, _, metrics = ranked_losses(scores, batch, centring=centring)
-        loss = losses.sum() / len(rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += float(loss.detach())
-        computed += cost
-        parts.append(metrics)
-    norm = optimizer.step(learning_rate)
-    merged = floats(merge_metrics(parts, count="pairs"))
-    return {**merged, "loss": loss_sum, "grad_norm": norm, "tokens_computed": float(computed)}
+
+    def loss(chosen: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
+        scores, computed = model.scores_and_cost(_samples(rows, chosen))
+        losses, _, metrics = ranked_losses(scores, [rows[r] for r in chosen], centring=centring)
+        return losses.sum() / len(rows), metrics, computed
+
+    metrics = accumulate(cut_rows(rows, token_budget), loss, count="pairs")
+    return {**metrics, "grad_norm": take_step(optimizer, learning_rate)}
 
 
 @torch.no_grad()
@@ -102,9 +100,9 @@ def ranking_validation(
     answer's.
     """
     losses, differences, scores = [], [], []
-    for batch in cut_rows(rows, token_budget):
-        found = model.sequence_scores([s for row in batch for s in row.samples])
-        loss, difference, _ = ranked_losses(found, batch, centring=centring)
+    for chosen in cut_rows(rows, token_budget):
+        found = model.sequence_scores(_samples(rows, chosen))
+        loss, difference, _ = ranked_losses(found, [rows[r] for r in chosen], centring=centring)
         losses.append(loss)
         differences.append(difference)
         scores.append(found)
@@ -124,9 +122,6 @@ def ranking_validation(
 @torch.no_grad()
 def score_statistics(model: ScoredModel, rows: Sequence[Ranked], *, token_budget: int) -> tuple[float, float]:
     """(mean, standard deviation) of the scores of all answers in `rows`: what normalisation subtracts."""
-    found = [
-        model.sequence_scores([s for row in batch for s in row.samples])
-        for batch in cut_rows(rows, token_budget)
-    ]
+    found = [model.sequence_scores(_samples(rows, chosen)) for chosen in cut_rows(rows, token_budget)]
     scores = torch.cat(found).double()
     return float(scores.mean()), float(scores.std(correction=0))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from stepladder.errors import NothingToLearn
 from stepladder.evaluation import solved
-from stepladder.rungs.rollout_metrics import equal_scores
-from stepladder.rungs.step import Metrics
+from stepladder.rungs.accumulate import Metrics
+from stepladder.rungs.episodes import equal_scores
 from stepladder.types import Group, Task
 
 Draw = list[tuple[str, Task]]

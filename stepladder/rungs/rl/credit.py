@@ -21,6 +21,7 @@ from stepladder.objectives.domains import (
     environment_scaled_advantages,
     task_normalised_advantages,
 )
+from stepladder.rungs.episodes import value_of
 from stepladder.rungs.rl.token_table import TokenTable
 from stepladder.rungs.rl.turn_credit import (
     CreditRules,
@@ -29,7 +30,6 @@ from stepladder.rungs.rl.turn_credit import (
     own_advantages,
     token_rewards,
     turn_advantages,
-    value_of,
 )
 from stepladder.rungs.rl.update import RlBatch
 from stepladder.types import Group, Trajectory

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from stepladder.data.batching import micro_batches
 from stepladder.objectives.critic import value_loss
-from stepladder.objectives.reduce import aggregate, merge_metrics, step_denominators
+from stepladder.objectives.reduce import aggregate, step_denominators
 from stepladder.policies.heads import ValueModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.recipe.rl_parts import CriticSection
-from stepladder.rungs.rl.update import Also, RlBatch
-from stepladder.rungs.step import Metrics, floats
+from stepladder.rungs.accumulate import Metrics, PartLoss, accumulate, take_step
+from stepladder.rungs.rl.update import RlBatch
 
 PREFIX = "critic/"  # of its tensors in a checkpoint
 
@@ -54,26 +54,20 @@ class Critic:
         """One step of a critic with a trunk of its own on the returns of `batch`."""
         assert self.optimizer is not None
         also = self.loss(batch, coefficient=1.0)
-        parts, total = [], 0.0
-        for rows in micro_batches(batch.samples, token_budget or self.token_budget):
-            loss, metrics = also(rows)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-            parts.append(metrics)
-        norm = self.optimizer.step(rate)
-        merged = floats(merge_metrics(parts))
-        merged.pop("tokens", None)
-        return {**merged, "value_loss": total, "critic_grad_norm": norm}
+        metrics = accumulate(micro_batches(batch.samples, token_budget or self.token_budget), also)
+        norm = take_step(self.optimizer, rate)
+        kept = {n: v for n, v in metrics.items() if n not in ("tokens", "tokens_computed", "loss")}
+        return {**kept, "value_loss": metrics["loss"], "critic_grad_norm": norm}
 
-    def loss(self, batch: RlBatch, *, coefficient: float) -> Also:
-        """Rows of `batch` to (coefficient × the token mean of the value loss over the step, metrics)."""
+    def loss(self, batch: RlBatch, *, coefficient: float) -> PartLoss:
+        """Return the loss of rows of `batch`: `coefficient` times the token mean of the value loss."""
         assert batch.values is not None
         assert batch.returns is not None
         old, returns = batch.values, batch.returns
         lengths = torch.tensor([s.num_trained for s in batch.samples])
         denominators = step_denominators(lengths, mode="token_mean")
 
-        def of(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        def of(rows: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
             samples = [batch.samples[i] for i in rows]
             values = self.model.token_values(samples)
             width = values.shape[1]
@@ -90,7 +84,7 @@ class Critic:
             )
             total = aggregate(losses, mask, denominators[rows].to(losses.device))
             metrics.pop("explained_variance")  # of a part of the step; `explained` is that of the whole
-            return coefficient * total, metrics
+            return coefficient * total, metrics, 0
 
         return of
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from stepladder.errors import EngineError, EnvironmentFault, NothingToLearn
+from stepladder.errors import NothingToLearn
 from stepladder.evaluation import solved
 from stepladder.objectives.corrections import Correction
 from stepladder.play.rollout import rollout
@@ -20,6 +19,8 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.recipe.rl import RlSection
 from stepladder.run.interrupt import uninterrupted
+from stepladder.rungs.accumulate import Metrics
+from stepladder.rungs.episodes import engine_metrics, refuse_dead_world, rollout_metrics
 from stepladder.rungs.rl.collect import DRY_STEPS, Collected, Draw, nothing_to_learn
 from stepladder.rungs.rl.collect import collect as collect_groups
 from stepladder.rungs.rl.credit import Measured, make_batch
@@ -30,9 +31,7 @@ from stepladder.rungs.rl.shaping import shaped
 from stepladder.rungs.rl.state import RlState, adapt_kl, credit_rules, entropy_bonus, horizon, shaping_rules
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, check_on_policy, reference_kl, rl_update
 from stepladder.rungs.rl.watch.watch import Watch
-from stepladder.rungs.rollout_metrics import engine_metrics, rollout_metrics
-from stepladder.rungs.step import Metrics
-from stepladder.rungs.tasks import TaskSampler
+from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, Trajectory
 from stepladder.workbench.memory import MemoryLimit
 from stepladder.workbench.prepare import Workbench
@@ -75,7 +74,7 @@ def run_rl(parts: RlParts, *, on_step: Callable[[int, Metrics, Sequence[Group]],
     while state.step < parts.settings.steps and not _finished(parts.settings, state):
         parts.between(state.step)
         try:
-            with _drawn_again(parts):
+            with drawn_again(parts.sampler if parts.stream is None else None, lambda: state.step):
                 began = time.monotonic()
                 parts.settings = watch.settings
                 collected = collect(parts)
@@ -314,41 +313,6 @@ def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
         loss=parts.own_loss,
     )
     return rules, exact
-
-
-@contextlib.contextmanager
-def _drawn_again(parts: RlParts) -> Iterator[None]:
-    """Give tasks back that no finished step has learned from, so that a resumed run draws them again.
-
-    A stream keeps its tasks itself, in its own state.
-    """
-    step, drawn_from = parts.state.step, parts.sampler.state()
-    try:
-        yield
-    except BaseException:
-        if parts.state.step == step and parts.stream is None:
-            parts.sampler.load(drawn_from)
-        raise
-
-
-def refuse_dead_world(
-    groups: Sequence[Group], *, again: str = "`stepladder resume` plays their tasks anew"
-) -> None:
-    """Every episode failed: there is nothing to learn from, and going on would hide the cause.
-
-    `again` says what to do once the cause is gone.
-    """
-    played = [t for g in groups for t in g.trajectories]
-    failures = [t.failure for t in played if t.failure is not None]
-    if failures and len(failures) == len(played):
-        first = failures[0]
-        what = (
-            f"all {len(played)} episodes of this step failed; the first at the {first.boundary}: "
-            f"{first.message}\nNothing was trained on them; "
-        )
-        if first.boundary == "engine":
-            raise EngineError(f"{what}once it serves again, {again}")
-        raise EnvironmentFault(f"{what}run `stepladder check-env` on the environment; {again}")
 
 
 def _finished(settings: RlSection, state: RlState) -> bool:

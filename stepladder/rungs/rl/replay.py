@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepladder.policies.policy import Policy
-from stepladder.rungs.step import Metrics, sft_gradients
+from stepladder.rungs.accumulate import Metrics
+from stepladder.rungs.supervised import sft_gradients
 from stepladder.types import TrainingSample
 
 

@@ -13,6 +13,7 @@ from stepladder.algorithms import Algorithm
 from stepladder.errors import ConfigError
 from stepladder.objectives.advantages import constant_advantages, group_advantages
 from stepladder.objectives.credit import gigpo_advantages, process_advantages, spread_turns, turn_returns
+from stepladder.rungs.episodes import value_of
 from stepladder.rungs.rl.token_table import TokenTable
 from stepladder.types import Trajectory
 
@@ -45,11 +46,6 @@ class Episodes:
     group: Tensor
     domain: Tensor
     environment: Tensor
-
-
-def value_of(trajectory: Trajectory) -> float:
-    assert trajectory.score.value is not None
-    return trajectory.score.value
 
 
 def turn_advantages(

@@ -16,10 +16,10 @@ from stepladder.errors import ConfigError, InvariantError
 from stepladder.objectives.corrections import Correction, correction_weights, mismatch_metrics
 from stepladder.objectives.kl import kl_estimate
 from stepladder.objectives.policy_gradient import SURROGATES
-from stepladder.objectives.reduce import aggregate, merge_metrics, step_denominators
+from stepladder.objectives.reduce import aggregate, step_denominators
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy, Scores
-from stepladder.rungs.step import Metrics, floats
+from stepladder.rungs.accumulate import Metrics, PartLoss, accumulate, floats, take_step
 from stepladder.types import TrainingSample
 
 
@@ -70,10 +70,6 @@ class UpdateRules:
         return self.row.kl_in == "loss" and self.row.kl_coefficient > 0
 
 
-Also = Callable[[list[int]], tuple[Tensor, dict[str, Tensor]]]
-"""What shares the policy's backward pass (a critic on its trunk): rows of the batch to (loss, metrics)."""
-
-
 def rl_update(
     policy: Policy,
     optimizer: MasterOptimizer,
@@ -82,7 +78,7 @@ def rl_update(
     *,
     learning_rate: float,
     reference: Policy | None = None,
-    also: Also | None = None,
+    also: PartLoss | None = None,
     replay: Callable[[], Metrics] | None = None,
     before_step: Callable[[Metrics], None] | None = None,
 ) -> Metrics:
@@ -114,32 +110,28 @@ def rl_update(
         group_index=batch.group_index,
         constant=rules.constant,
     )
-    parts: list[dict[str, Tensor]] = []
-    loss_sum, computed = 0.0, 0
-    # micro_batches keeps the rows of a split trajectory in one micro-batch (and they are all live or none).
-    # So sums over a trajectory are whole here, and the surrogate needs none from elsewhere.
-    for chunk in micro_batches([batch.samples[i] for i in live], rules.token_budget):
+
+    def part(chunk: list[int]) -> tuple[Tensor, dict[str, Tensor], int]:
         rows = [live[k] for k in chunk]
         loss, metrics, tokens = micro_batch_loss(policy, batch, rows, denominators[rows], rules, reference)
         if also is not None:
-            more, extra = also(rows)
+            more, extra, _ = also(rows)
             loss, metrics = loss + more, metrics | extra
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += float(loss.detach())
-        computed += tokens
-        parts.append(metrics)
-    merged = floats(merge_metrics(parts))
-    if before_step is not None:
-        try:
-            before_step(merged)
-        except BaseException:
-            optimizer.clear()
-            raise
-    if replay is not None:
-        merged |= replay()
-    norm = optimizer.step(learning_rate)
-    extra_metrics = {"loss": loss_sum, "grad_norm": norm, "updated": 1.0, "tokens_computed": float(computed)}
-    return {**merged, **extra_metrics}
+        return loss, metrics, tokens
+
+    # micro_batches keeps the rows of a split trajectory in one micro-batch (and they are all live or none).
+    # So sums over a trajectory are whole here, and the surrogate needs none from elsewhere.
+    metrics = accumulate(micro_batches([batch.samples[i] for i in live], rules.token_budget), part)
+    shown = {name: value for name, value in metrics.items() if name not in ("loss", "tokens_computed")}
+
+    def check() -> None:
+        if before_step is not None:
+            before_step(shown)
+        if replay is not None:
+            metrics.update(replay())
+
+    norm = take_step(optimizer, learning_rate, check)
+    return {**metrics, "grad_norm": norm, "updated": 1.0}
 
 
 def with_signal(batch: RlBatch) -> list[int]:

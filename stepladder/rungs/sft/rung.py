@@ -16,7 +16,7 @@ from stepladder.recipe.fitting import FittingSection
 from stepladder.rungs.base import Run, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.epochs import EpochState, Metrics, none_better, run_epochs
-from stepladder.rungs.step import sft_update, validation_loss
+from stepladder.rungs.supervised import sft_update, validation_loss
 from stepladder.types import TrainingSample
 from stepladder.workbench.memory import MemoryLimit
 

@@ -185,8 +185,11 @@ def test_the_sampled_loss_is_the_reverse_kl_on_average() -> None:
     assert float(directions[0].norm() / directions[1].norm()) == pytest.approx(1.0, abs=0.15)
 
 
-class _Kept:
+class _Kept(MasterOptimizer):
     """An optimiser that leaves gradients where they are."""
+
+    def __init__(self) -> None:
+        pass
 
     def step(self, learning_rate: float) -> float:
         return 0.0

@@ -20,7 +20,7 @@ from stepladder.rungs.base import trainable
 from stepladder.rungs.rl import loop as rl
 from stepladder.rungs.rl.replay import Replay
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
-from stepladder.rungs.step import sft_gradients, validation_loss
+from stepladder.rungs.supervised import sft_gradients, validation_loss
 from stepladder.types import TrainingSample
 
 RULES = UpdateRules(row=ALGORITHMS["reinforce"])

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 import torch
 
 from stepladder.engines.request import Stats
+from stepladder.errors import EngineError, EnvironmentFault
 from stepladder.evaluation import solved, used_tool
 from stepladder.objectives.advantages import equal_within_float_noise
-from stepladder.rungs.rl.turn_credit import value_of
-from stepladder.rungs.step import Metrics
+from stepladder.rungs.accumulate import Metrics
 from stepladder.types import Group, Trajectory
+
+
+def value_of(trajectory: Trajectory) -> float:
+    """Return the score of a trajectory that has one."""
+    assert trajectory.score.value is not None
+    return trajectory.score.value
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
@@ -43,6 +49,26 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         of = [t for t in whole if t.task.domain.startswith(f"{name}/")]
         metrics[f"success/{name}"] = sum(map(solved, of)) / len(of)
     return metrics
+
+
+def refuse_dead_world(
+    groups: Sequence[Group], *, again: str = "`stepladder resume` plays their tasks anew"
+) -> None:
+    """Every episode failed: there is nothing to learn from, and going on would hide the cause.
+
+    `again` says what to do once the cause is gone.
+    """
+    played = [t for g in groups for t in g.trajectories]
+    failures = [t.failure for t in played if t.failure is not None]
+    if failures and len(failures) == len(played):
+        first = failures[0]
+        what = (
+            f"all {len(played)} episodes of this step failed; the first at the {first.boundary}: "
+            f"{first.message}\nNothing was trained on them; "
+        )
+        if first.boundary == "engine":
+            raise EngineError(f"{what}once it serves again, {again}")
+        raise EnvironmentFault(f"{what}run `stepladder check-env` on the environment; {again}")
 
 
 def engine_metrics(stats: Stats) -> Metrics:
