@@ -23,7 +23,7 @@ from stepladder.rungs.rl import loop as rl
 from stepladder.workbench.paths import anchored, model_path, refuse_own_inputs
 
 WORLD = """
-from stepladder.environments.hidden_digit import HiddenDigitWorld
+from stepladder.environments.worlds.hidden_digit import HiddenDigitWorld
 
 
 class Mine(HiddenDigitWorld):
