@@ -38,7 +38,8 @@ from stepladder.rungs.rl.turn_credit import CreditRules
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
 from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Group
-from stepladder.workbench.prepare import Workbench, prepare
+from stepladder.workbench.bench import Workbench
+from stepladder.workbench.prepare import prepare
 
 WORLD = f"{Path(__file__).parent / 'variance_world.py'}:Late"
 RIGHT_ONE_IN_FIVE = {"right": 4.0, "wrong": -1.0}  # mean 0 for a policy that answers random digits

@@ -36,8 +36,9 @@ from stepladder.rungs.reward_model.process_rung import ProcessRewardModelRung
 from stepladder.rungs.reward_model.rung import RewardModelRung
 from stepladder.rungs.rl.rung import RlRung
 from stepladder.rungs.sft.rung import SftRung
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import anchored, refuse_own_inputs
-from stepladder.workbench.prepare import Workbench, prepare, resolved
+from stepladder.workbench.prepare import prepare, resolved
 
 log = logging.getLogger("stepladder")
 

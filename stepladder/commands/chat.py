@@ -18,7 +18,8 @@ from stepladder.recipe.config import eval_recipe
 from stepladder.reports.run import RECIPE
 from stepladder.run.folder import model_folder
 from stepladder.types import Message, Tool
-from stepladder.workbench.prepare import Workbench, prepare
+from stepladder.workbench.bench import Workbench
+from stepladder.workbench.prepare import prepare
 
 MAX_CALLS = 8  # model calls that one line of the user may set off
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stepladder.commands.inspect_scoring import show_ranked, show_steps
 from stepladder.data.files.records import Demonstration, Unpaired
-from stepladder.play.rollout import rollout
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.rungs.demonstrations import sft_data
@@ -25,7 +24,8 @@ from stepladder.rungs.rl.shaping import shaped
 from stepladder.rungs.rl.state import RlState, credit_rules, shaping_rules
 from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Message, TrainingSample
-from stepladder.workbench.prepare import Workbench, prepare
+from stepladder.workbench.bench import Workbench
+from stepladder.workbench.prepare import prepare
 
 LEGEND = (
     ("template", "dim"),
@@ -98,17 +98,7 @@ def _show_rollouts(console: Console, bench: Workbench, recipe: Recipe, samples: 
     assert settings is not None
     sampler = TaskSampler(bench.world, "train", mode=settings.sampling, seed=recipe.run.seed)
     tasks = sampler.next(min(settings.tasks_per_step, max(1, samples)))
-    groups = bench.runner.run(
-        rollout(
-            bench.agents(recipe.rollout.temperature),
-            bench.world,
-            tasks,
-            group_size=settings.group_size,
-            limits=bench.limits,
-            seed=recipe.run.seed,
-            scorer=bench.scorer,
-        )
-    )
+    groups = bench.play(tasks, group_size=settings.group_size, seed=recipe.run.seed)
     refuse_dead_world(groups)
     metrics = rollout_metrics(groups)
     console.rule(f"rl: {len(groups)} groups of {settings.group_size}, by the model as it is now")

@@ -12,7 +12,7 @@ from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.rungs.reward_model.ranking_data import ranked_data
 from stepladder.rungs.reward_model.scoring_files import Report
 from stepladder.rungs.reward_model.step_data import step_data
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 PLACES = ("green", "red")  # the better answer, the worse ones
 

@@ -15,8 +15,9 @@ from stepladder.play.rollout import Limits, Scorer
 from stepladder.recipe.config import EvalRecipe, eval_recipe
 from stepladder.reports.run import RECIPE
 from stepladder.run.folder import model_folder, read_recipe
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import import_path
-from stepladder.workbench.prepare import Workbench, limits_of, make_scorer, make_world, prepare
+from stepladder.workbench.prepare import limits_of, make_scorer, make_world, prepare
 
 
 class Table(NamedTuple):

@@ -74,46 +74,26 @@ async def rollout(
     seed: int,
     scorer: Scorer | None = None,
     on_trajectory: Progress | None = None,
+    key: str = "",
 ) -> list[Group]:
     """Play `group_size` episodes of every (group id, task); siblings differ in their sampling seed only.
 
-    Returns one group a task, in order; failed episodes are in it, with `failure` set.
+    Returns one group per task, in order; failed episodes are in it, with `failure` set. The engine admits
+    sessions in the order of their keys, which begin with `key`: a loop that plays while it trains orders its
+    groups by it.
     """
     requests = [
         Request(group_id, i, task, derive_seed(seed, group_id, i))
         for group_id, task in tasks
         for i in range(group_size)
     ]
-    keys = [f"{k:08d}" for k in range(len(requests))]
+    keys = [f"{key}{k:08d}" for k in range(len(requests))]
     played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
     groups = []
     for k, (group_id, task) in enumerate(tasks):
         group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
         groups.append(await _scored(group, scorer))
     return groups
-
-
-async def play_group(
-    agents: Agents,
-    world: CheckedWorld,
-    group_id: str,
-    task: Task,
-    *,
-    group_size: int,
-    limits: Limits,
-    seed: int,
-    key: str,
-    scorer: Scorer | None = None,
-    on_trajectory: Progress | None = None,
-) -> Group:
-    """One group by itself, for a loop that plays while it trains; the same episodes as `rollout` would play.
-
-    `key` orders its sessions in the engine.
-    """
-    requests = [Request(group_id, i, task, derive_seed(seed, group_id, i)) for i in range(group_size)]
-    keys = [f"{key}-{i:04d}" for i in range(group_size)]
-    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
-    return await _scored(Group(group_id, task, tuple(played)), scorer)
 
 
 async def _play_all(

@@ -19,7 +19,7 @@ from stepladder.recipe.config import Recipe
 from stepladder.run.folder import RunFolder
 from stepladder.run.interrupt import uninterrupted
 from stepladder.run.progress import Display
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 
 @runtime_checkable

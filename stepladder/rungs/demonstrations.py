@@ -15,7 +15,7 @@ from stepladder.rungs.naming import naming
 from stepladder.rungs.overlong import refuse_overlong
 from stepladder.rungs.sft_rows import Row, SftRows, file_rows, made_conversations
 from stepladder.types import Tool, TrainingSample
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 REMEDY = (
     'leave them out with sft.max_tokens = {limit}, or cut them with that and sft.overlong = "cut" (texts '

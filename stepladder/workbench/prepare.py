@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from stepladder.data.chat.renderer import Renderer
-from stepladder.engines.engine import PolicyEngine
 from stepladder.environments.environment import CheckedWorld, load_world
 from stepladder.errors import ConfigError
-from stepladder.play.agents import Agents, policy_agents
 from stepladder.play.loop_thread import LoopThread
 from stepladder.play.rollout import Limits, Scorer
 from stepladder.policies.policy import Policy
@@ -26,71 +23,10 @@ from stepladder.rewards.reward import as_reward, score_group
 from stepladder.rungs.checks import check_data, check_world
 from stepladder.rungs.distillation.teacher import check_teacher
 from stepladder.types import Group
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.engine import check_engine, make_engine, trains_while_playing
-from stepladder.workbench.memory import MemoryLimit
 from stepladder.workbench.model_rewards import model_reward, names_model
-
-
-@dataclass
-class Workbench:
-    """The parts of a run. `runner` owns the one event loop that every rollout of the run uses.
-
-    The engine is made when something is first sampled: a rung on files never needs one.
-    """
-
-    recipe: Recipe | EvalRecipe
-    environment: CheckedWorld | None
-    policy: Policy
-    renderer: Renderer
-    limits: Limits
-    scorer: Scorer | None
-    runner: LoopThread
-    engine_version: int = 0
-    memory: MemoryLimit = field(default_factory=MemoryLimit)
-    _engine: PolicyEngine | None = None
-
-    @property
-    def world(self) -> CheckedWorld:
-        """The environment. Raises ConfigError in a recipe that has none."""
-        if self.environment is None:
-            raise ConfigError('this needs an environment; add a section [environment] with name = "..."')
-        return self.environment
-
-    @property
-    def engine(self) -> PolicyEngine:
-        """What samples from the policy, on its weights of the last `sync`."""
-        if self._engine is None:
-            self._engine = make_engine(self.recipe, self.policy)
-            if self.engine_version:
-                self._engine.sync(self.engine_version)
-        return self._engine
-
-    def sync(self, version: int | None = None) -> None:
-        """The policy's weights have changed (or, with a `version`, were restored): the engine follows."""
-        self.engine_version = self.engine_version + 1 if version is None else version
-        if self._engine is not None:
-            self._engine.sync(self.engine_version)
-
-    def agents(self, temperature: float, max_tokens: int | None = None) -> Agents:
-        """Agents that sample from the policy at `temperature`, up to `max_tokens` a turn (the recipe's)."""
-        r = self.recipe.rollout
-        return policy_agents(
-            self.engine,
-            self.renderer,
-            temperature=temperature,
-            max_tokens=max_tokens or r.max_tokens,
-            max_context=r.max_context,
-        )
-
-    def close(self) -> None:
-        """End the compute thread, the world and the event loop."""
-        with self.runner:
-            try:
-                if self._engine is not None:
-                    self.runner.run(self._engine.close())
-            finally:
-                if self.environment is not None:
-                    self.runner.run(self.environment.teardown())
+from stepladder.workbench.sources import Sources
 
 
 def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
@@ -99,6 +35,7 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
     check_engine(recipe.engine)
     if recipe.run.exact:
         be_deterministic(pick_device(recipe.model.device))
+    sources = Sources()
     world = make_world(recipe) if recipe.environment is not None else None
     scorer = make_scorer(recipe)
     with contextlib.ExitStack() as undo:
@@ -121,7 +58,17 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             check_teacher(recipe.distillation, policy.tokenizer)
         renderer = make_renderer(policy)
         undo.pop_all()
-    return Workbench(recipe, world, policy, renderer, limits_of(recipe), scorer, runner)
+    return Workbench(
+        recipe,
+        world,
+        policy,
+        renderer,
+        limits_of(recipe),
+        scorer,
+        runner,
+        start_engine=lambda: make_engine(recipe, policy),
+        sources=sources,
+    )
 
 
 def be_deterministic(device: str) -> None:

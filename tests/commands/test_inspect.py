@@ -13,7 +13,8 @@ from spine import digit_recipe
 
 from stepladder.commands.inspect import coloured
 from stepladder.types import Message, TrainingSample
-from stepladder.workbench.prepare import Workbench, prepare
+from stepladder.workbench.bench import Workbench
+from stepladder.workbench.prepare import prepare
 
 TALK = (
     Message("user", "?"),

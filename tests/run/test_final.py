@@ -13,7 +13,7 @@ from spine import digit_recipe
 from stepladder import ladder
 from stepladder.policies.pretrained import load_model
 from stepladder.run.progress import Display
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from stepladder.play.rollout import derive_seed, rollout
+from stepladder.play.rollout import derive_seed
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.recipe.distillation import DistillationSection
@@ -135,17 +135,12 @@ class DistillationRung(Rung):
     def _sampled(self) -> list[Group]:
         bench, section = self.run.bench, self.section
         assert self.sampler is not None
-        return bench.runner.run(
-            rollout(
-                bench.agents(self._temperature),
-                bench.world,
-                self.sampler.next(section.tasks_per_step),
-                group_size=section.samples,
-                limits=bench.limits,
-                seed=self.seed,
-                scorer=bench.scorer,
-                on_trajectory=self.run.display.trajectory,
-            )
+        return bench.play(
+            self.sampler.next(section.tasks_per_step),
+            group_size=section.samples,
+            temperature=self._temperature,
+            seed=self.seed,
+            on_trajectory=self.run.display.trajectory,
         )
 
     def _conversations(self) -> list[TrainingSample]:

@@ -22,7 +22,7 @@ from stepladder.rungs.preference.reference_logprobs import ReferenceLog
 from stepladder.rungs.preference.update import Answer, Judged, Pair
 from stepladder.rungs.sampled_pairs import Sampled, sampled_pairs, sampled_row
 from stepladder.types import TrainingSample
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 Row = Preference | Unpaired
 NONE: Sampled = {}

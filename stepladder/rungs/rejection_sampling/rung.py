@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stepladder.errors import DataError
-from stepladder.play.rollout import derive_seed, rollout
+from stepladder.play.rollout import derive_seed
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.reports.run import read_jsonl
 from stepladder.run.interrupt import uninterrupted
@@ -108,17 +108,12 @@ class RejectionSamplingRung(FittingRung):
             with drawn_again(self.sampler, lambda: self.round.drawn):
                 began = time.monotonic()
                 tasks = self.sampler.next(min(section.tasks_per_batch, section.tasks - self.round.drawn))
-                groups = run.bench.runner.run(
-                    rollout(
-                        run.bench.agents(section.temperature or run.recipe.rollout.temperature),
-                        run.bench.world,
-                        tasks,
-                        group_size=section.samples,
-                        limits=run.bench.limits,
-                        seed=self.seed,
-                        scorer=run.bench.scorer,
-                        on_trajectory=run.display.trajectory,
-                    )
+                groups = run.bench.play(
+                    tasks,
+                    group_size=section.samples,
+                    temperature=section.temperature,
+                    seed=self.seed,
+                    on_trajectory=run.display.trajectory,
                 )
                 with uninterrupted():
                     refuse_dead_world(groups)

@@ -16,7 +16,7 @@ from stepladder.rungs.overlong import refuse_overlong, too_long
 from stepladder.rungs.reward_model.ranking_update import Ranked
 from stepladder.rungs.reward_model.scoring_files import RankedRow, Report, read_ranked, split_and_encode
 from stepladder.types import TrainingSample
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 
 def ranked_data(

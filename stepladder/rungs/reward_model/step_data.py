@@ -19,7 +19,7 @@ from stepladder.rungs.reward_model.ranking_data import budget_of
 from stepladder.rungs.reward_model.scoring_files import Report, read_steps, split_and_encode
 from stepladder.rungs.reward_model.step_labels import monte_carlo_steps
 from stepladder.types import Message
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelled
 
@@ -52,7 +52,7 @@ def step_rows(
         return bench.world.step_solutions(settings.solutions, seed), ""
     file = folder / STEPS_FILE
     if not file.is_file():
-        rows = bench.runner.run(monte_carlo_steps(bench, settings, seed=seed))
+        rows = monte_carlo_steps(bench, settings, seed=seed)
         write_file(file, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
     return [_from_json(line) for line in file.read_text(encoding="utf-8").split("\n") if line], ""
 

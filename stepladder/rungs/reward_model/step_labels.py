@@ -19,10 +19,9 @@ from stepladder.errors import DataError
 from stepladder.evaluation import solved
 from stepladder.objectives.reward_model import math_shepherd_label
 from stepladder.play.agents import Act, Agent, Agents, PolicyAgent
-from stepladder.play.rollout import rollout
 from stepladder.recipe.process_reward_model import SOLUTIONS_PER_TASK, ProcessRewardModelSection
 from stepladder.types import Generation, Sampling, Task, Trajectory
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 log = logging.getLogger("stepladder")
 
@@ -74,7 +73,7 @@ def prefix_agents(
     max_tokens: int,
     max_context: int,
 ) -> Agents:
-    """Agents for `rollout` over one task a prefix with `group_size=completions`, in that order."""
+    """Return agents for episodes of one task per prefix with `group_size=completions`, in that order."""
 
     def make(key: str) -> Agent:
         return PrefixAgent(
@@ -89,22 +88,17 @@ def prefix_agents(
     return make
 
 
-async def monte_carlo_steps(
-    bench: Workbench, settings: ProcessRewardModelSection, *, seed: int
-) -> list[Steps]:
+def monte_carlo_steps(bench: Workbench, settings: ProcessRewardModelSection, *, seed: int) -> list[Steps]:
     """Solutions of the first `settings.tasks` training tasks, sampled from the policy, with labelled steps.
 
     What cannot be labelled (a failed episode, several turns, completions that all failed) is counted and
     said. Raises DataError where nothing is left.
     """
-    world, r = bench.world, bench.recipe.rollout
-    tasks = [world.get("train", i) for i in range(settings.tasks)]
-    groups = await rollout(
-        bench.agents(r.temperature),
-        world,
+    r = bench.recipe.rollout
+    tasks = [bench.world.get("train", i) for i in range(settings.tasks)]
+    groups = bench.play(
         [(f"solve-{i}", task) for i, task in enumerate(tasks)],
         group_size=settings.solutions_per_task or SOLUTIONS_PER_TASK,
-        limits=bench.limits,
         seed=seed,
     )
     played = [t for group in groups for t in group.trajectories]
@@ -115,7 +109,7 @@ async def monte_carlo_steps(
         for i, ends in enumerate(cuts)
         for k, cut in enumerate(ends)
     ]
-    labels = await _labels(bench, settings, solutions, prefixes, seed=seed)
+    labels = _labels(bench, settings, solutions, prefixes, seed=seed)
     rows, unlabelled = [], 0
     for i, trajectory in enumerate(solutions):
         own = [labels[i, k] for k in range(len(cuts[i]))]
@@ -144,7 +138,7 @@ async def monte_carlo_steps(
     return rows
 
 
-async def _labels(
+def _labels(
     bench: Workbench,
     settings: ProcessRewardModelSection,
     solutions: Sequence[Trajectory],
@@ -166,7 +160,7 @@ async def _labels(
         max_tokens=r.max_tokens,
         max_context=r.max_context,
     )
-    groups = await rollout(agents, bench.world, tasks, group_size=n, limits=bench.limits, seed=seed + 1)
+    groups = bench.play(tasks, agents=agents, group_size=n, seed=seed + 1)
     labels: dict[tuple[int, int], float | None] = {}
     for prefix, group in zip(prefixes, groups, strict=True):
         right = [solved(t) for t in group.trajectories if t.failure is None]

@@ -14,7 +14,6 @@ import torch
 from stepladder.errors import NothingToLearn
 from stepladder.evaluation import solved
 from stepladder.objectives.corrections import Correction
-from stepladder.play.rollout import rollout
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
 from stepladder.recipe.rl import RlSection
@@ -33,8 +32,8 @@ from stepladder.rungs.rl.update import RlBatch, UpdateRules, check_on_policy, re
 from stepladder.rungs.rl.watch.watch import Watch
 from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, Trajectory
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.memory import MemoryLimit
-from stepladder.workbench.prepare import Workbench
 
 log = logging.getLogger("stepladder")
 
@@ -120,7 +119,6 @@ def collect(parts: RlParts) -> Collected:
     bench, settings = parts.bench, parts.settings
     bench.engine.stats()  # what an evaluation did is not this step's
     turns = horizon(settings, parts.state, bench.limits.max_turns)
-    limits = dataclasses.replace(bench.limits, max_turns=turns)
     stream = parts.stream
 
     def play(tasks: Draw) -> list[Group]:
@@ -128,17 +126,12 @@ def collect(parts: RlParts) -> Collected:
             groups = bench.runner.run(stream.take())
         else:
             done = [parts.finished[name] for name, _ in tasks if name in parts.finished]
-            groups = done + bench.runner.run(
-                rollout(
-                    bench.agents(bench.recipe.rollout.temperature),
-                    bench.world,
-                    [(name, task) for name, task in tasks if name not in parts.finished],
-                    group_size=settings.group_size,
-                    limits=limits,
-                    seed=parts.seed,
-                    scorer=bench.scorer,
-                    on_trajectory=parts.on_trajectory,
-                )
+            groups = done + bench.play(
+                [(name, task) for name, task in tasks if name not in parts.finished],
+                group_size=settings.group_size,
+                max_turns=turns,
+                seed=parts.seed,
+                on_trajectory=parts.on_trajectory,
             )
         refuse_dead_world(groups)
         return groups

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepladder.play.rollout import play_group
 from stepladder.recipe.rl import RlSection
 from stepladder.run.records import task_from_dict, task_to_dict, trajectory_from_dict, trajectory_to_dict
 from stepladder.rungs.rl.group_stream import Begun, GroupStream, Outstanding
 from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Group, Task, Trajectory
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 log = logging.getLogger("stepladder")
 
@@ -38,18 +36,15 @@ def open_stream(
         return next(iter(sampler.next(1)), None)
 
     async def play(group_id: str, task: Task, order: int) -> Group:
-        return await play_group(
-            bench.agents(bench.recipe.rollout.temperature),
-            bench.world,
-            group_id,
-            task,
+        (group,) = await bench.player.play(
+            [(group_id, task)],
             group_size=settings.group_size,
-            limits=dataclasses.replace(bench.limits, max_turns=max_turns()),
+            max_turns=max_turns(),
             seed=seed,
-            key=f"{order:08d}",
-            scorer=bench.scorer,
+            key=f"{order:08d}-",
             on_trajectory=on_trajectory,
         )
+        return group
 
     def make() -> GroupStream:
         stream = GroupStream(

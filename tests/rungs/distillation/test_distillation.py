@@ -25,6 +25,7 @@ from stepladder.rungs.base import trainable
 from stepladder.rungs.distillation import rung as distillation
 from stepladder.rungs.distillation.teacher import check_vocabulary
 from stepladder.rungs.distillation.update import distillation_update
+from stepladder.workbench.bench import Workbench
 
 GOLDEN = {0.0: 0.219722, 0.1: 0.019712, 0.5: 0.055231, 0.9: 0.020865, 1.0: 0.236712}
 
@@ -252,16 +253,26 @@ def test_the_distance_to_the_teacher_falls(tmp_path: Path, teacher: Path, varian
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "after"),
-    [("distillation_update", 4, True), ("rollout", 2, False), ("distillation_update", 3, False)],
+    ("owner", "name", "call", "after"),
+    [
+        (distillation, "distillation_update", 4, True),
+        (Workbench, "play", 2, False),
+        (distillation, "distillation_update", 3, False),
+    ],
 )
 def test_a_resumed_run_is_the_quiet_one(
-    tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int, after: bool
+    tmp_path: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    call: int,
+    after: bool,
 ) -> None:
     """Both kinds of steps; a checkpoint after every second."""
     calm = ladder.train(student(tmp_path, "calm", teacher, *MIXED), display=Display(quiet=True))
     with monkeypatch.context() as patch:
-        at_call(patch, distillation, name, call, crash, after=after)
+        at_call(patch, owner, name, call, crash, after=after)
         with pytest.raises(Crash):
             ladder.train(student(tmp_path, "run", teacher, *MIXED), display=Display(quiet=True))
     path = ladder.resume(tmp_path / "run", display=Display(quiet=True))

@@ -25,6 +25,7 @@ from stepladder.rungs.preference import data as preference_data
 from stepladder.rungs.rejection_sampling import rung as rejection_sampling
 from stepladder.rungs.sampled_pairs import sampled_pairs, sampled_row
 from stepladder.rungs.sft import rung as sft
+from stepladder.workbench.bench import Workbench
 
 SMALL = (
     "rl=null",
@@ -195,9 +196,9 @@ def test_a_restarted_round_fits_the_weights_that_the_rung_began_with(
 
 
 PLACES = [
-    pytest.param(rejection_sampling, "rollout", 2, False, id="first-sampling"),
+    pytest.param(Workbench, "play", 2, False, id="first-sampling"),
     pytest.param(RunFolder, "log_trajectories", 2, True, id="half-written"),
-    pytest.param(rejection_sampling, "rollout", 5, True, id="second-round"),
+    pytest.param(Workbench, "play", 5, True, id="second-round"),
     pytest.param(sft, "sft_update", 26, True, id="inside-the-first-fit"),
     pytest.param(sft, "validation_loss", 2, False, id="validation"),
     pytest.param(sft, "sft_update", 32, True, id="inside-the-second-fit"),
@@ -225,7 +226,7 @@ def test_a_run_resumed_after_a_crash_is_the_quiet_run(
 @pytest.mark.parametrize(
     ("owner", "name", "call", "after"),
     [
-        pytest.param(rejection_sampling, "rollout", 2, False, id="sampling"),
+        pytest.param(Workbench, "play", 2, False, id="sampling"),
         pytest.param(rejection_sampling, "select", 7, True, id="selection"),
         pytest.param(sft, "sft_update", 26, False, id="fit"),
     ],

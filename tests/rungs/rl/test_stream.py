@@ -16,10 +16,11 @@ from spine import digit_recipe, lines
 from stepladder import ladder
 from stepladder.environments.worlds.hidden_digit import HiddenDigitEnvironment, HiddenDigitWorld
 from stepladder.errors import ConfigError, RunStopped
+from stepladder.play.player import Player
 from stepladder.run.progress import Display
 from stepladder.rungs.rl import loop as rl
-from stepladder.rungs.rl import stream as streaming
 from stepladder.types import Message, Step, Task
+from stepladder.workbench.bench import Workbench
 
 ASYNC = (
     "run.exact=false",
@@ -186,12 +187,12 @@ def test_finished_groups_of_the_present_weights_are_not_played_again(
     recipe.write_text(recipe.read_text().replace("max_staleness = 2\n", "max_staleness = 0\n"))
     asked: list[list[str]] = []
 
-    async def counted(agents: Any, world: Any, tasks: Any, **kwargs: Any) -> Any:
+    def counted(self: Workbench, tasks: Any, **kwargs: Any) -> Any:
         asked.append([group_id for group_id, _ in tasks])
-        return await play(agents, world, tasks, **kwargs)
+        return play(self, tasks, **kwargs)
 
-    play = rl.rollout
-    monkeypatch.setattr(rl, "rollout", counted)
+    play = Workbench.play
+    monkeypatch.setattr(Workbench, "play", counted)
     ladder.resume(tmp_path / "run", display=Display(quiet=True))
     assert asked[0] == []  # three groups of version 3 were finished: the first batch
     assert [len(ids) for ids in asked[1:]] == [3, 3, 3, 3]
@@ -234,16 +235,16 @@ def test_an_environment_that_raises_is_data_and_the_stream_goes_on(tmp_path: Pat
 def test_an_error_of_ours_ends_the_run_at_once_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, count = streaming.play_group, 0
+    honest, count = Player.play, 0
 
-    async def play(*args: Any, **kwargs: Any) -> Any:
+    async def play(self: Player, *args: Any, key: str = "", **kwargs: Any) -> Any:
         nonlocal count
-        count += 1
+        count += key != ""  # the stream's own groups have one
         if count == 3:
             raise ZeroDivisionError("a bug")
-        return await honest(*args, **kwargs)
+        return await honest(self, *args, key=key, **kwargs)
 
-    monkeypatch.setattr(streaming, "play_group", play)
+    monkeypatch.setattr(Player, "play", play)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         train(tmp_path)
 

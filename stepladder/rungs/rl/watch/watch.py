@@ -21,7 +21,7 @@ from stepladder.rungs.rl.watch.diagnosis import cause_of_mismatch
 from stepladder.rungs.rl.watch.invariants import ReferenceGuard, check_masks
 from stepladder.rungs.rl.watch.remedy import remedied
 from stepladder.types import Group, TrainingSample
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 # A forward pass of about a tenth of a step: made every few steps, and in each once there is something to see.
 CROSS_SCORED_EVERY = 5

@@ -22,7 +22,7 @@ from stepladder.rungs.rl import loop as rl
 from stepladder.rungs.rl import rung as rl_rung
 from stepladder.rungs.rl import update as rl_step
 from stepladder.types import Message, Reset, Step, Task
-from stepladder.workbench.prepare import Workbench
+from stepladder.workbench.bench import Workbench
 
 
 class Letters:
