@@ -29,30 +29,14 @@ from stepladder.run.progress import Display
 from stepladder.run.records import evaluation_record
 from stepladder.run.tracking import open_tracker, require_tracker
 from stepladder.rungs.base import Rung, load_policy, policy_tensors
-from stepladder.rungs.distillation.rung import DistillationRung
-from stepladder.rungs.preference.rung import PreferenceRung
-from stepladder.rungs.rejection_sampling.rung import RejectionSamplingRung
-from stepladder.rungs.reward_model.process_rung import ProcessRewardModelRung
-from stepladder.rungs.reward_model.rung import RewardModelRung
-from stepladder.rungs.rl.rung import RlRung
-from stepladder.rungs.sft.rung import SftRung
+from stepladder.rungs.registry import RUNGS, prepare_run, rungs_of
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import anchored, refuse_own_inputs
-from stepladder.workbench.prepare import prepare, resolved
+from stepladder.workbench.prepare import resolved
 
 log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
-RUNGS: dict[str, type[Rung]] = {
-    "sft": SftRung,
-    "distillation": DistillationRung,
-    "rejection_sampling": RejectionSamplingRung,
-    "preference": PreferenceRung,
-    "reward_model": RewardModelRung,
-    "process_reward_model": ProcessRewardModelRung,
-    "rl": RlRung,
-}
-"""By the recipe's section, in the order in which they are climbed."""
 
 
 def train(
@@ -90,7 +74,7 @@ def train(
     # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
     # computes in the policy's type; rl.correction = "auto" follows from the two.
     recipe = anchored(recipe.model_copy(update={"model": resolved(recipe.model)}))
-    bench = prepare(recipe)  # every refusal comes before the folder is made
+    bench = prepare_run(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):
         data = recipe.model_dump(mode="json", exclude_none=True)
         device = str(bench.policy.device)
@@ -103,7 +87,7 @@ def resume(path: Path, *, display: Display | None = None) -> Path:
     """Continue a run from its newest whole checkpoint, or from its start where there is none."""
     with RunFolder.open(path) as folder:
         recipe = parse_recipe(folder.recipe())
-        with contextlib.closing(prepare(recipe)) as bench:
+        with contextlib.closing(prepare_run(recipe)) as bench:
             Ladder(bench, recipe, folder, display or Display()).climb()
     return path
 
@@ -167,14 +151,13 @@ class Ladder:
             self.evaluate("raw", 0, e.raw)
         if e.few_shot:
             self.evaluate("few-shot", 0, e.raw or e.tasks, examples=e.few_shot)
-        for name, kind in RUNGS.items():
-            section = getattr(self.recipe, name)
-            if section is None or getattr(section, "epochs", 1) == 0:  # [sft] may only feed rl.replay
+        for kind in rungs_of(self.recipe):
+            if getattr(getattr(self.recipe, kind.name), "epochs", 1) == 0:  # [sft] may only feed rl.replay
                 continue
-            if name not in self.done:
-                self._climb_rung(name, kind)
+            if kind.name not in self.done:
+                self._climb_rung(kind)
             if kind.trains_policy:
-                self.evaluate(name, self.done[name], e.tasks)
+                self.evaluate(kind.name, self.done[kind.name], e.tasks)
         if not any(RUNGS[name].trains_policy for name in self.done):
             return  # the policy is what it was; a reward model has a folder of its own
         self.display.status("saving the model")
@@ -182,14 +165,14 @@ class Ladder:
             policy, stops = self.bench.policy, self.bench.renderer.stop_token_ids
             export_model(policy.model, policy.tokenizer, self.folder.final, stop_token_ids=stops)
 
-    def _climb_rung(self, name: str, kind: type[Rung]) -> None:
+    def _climb_rung(self, kind: type[Rung]) -> None:
         if self.rung is None:
             self.rung = kind(self)
-        self.forecast.begin(name)
+        self.forecast.begin(kind.name)
         self.rung.climb()
         self.forecast.end()
         with uninterrupted():  # a rung is done, synced and saved, or none of them
-            self.done[name] = self.rung.step
+            self.done[kind.name] = self.rung.step
             if kind.trains_policy and not kind.syncs_engine:
                 self.bench.sync()
             self.rung = None

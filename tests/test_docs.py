@@ -17,9 +17,9 @@ import stepladder
 from stepladder.cli import app
 from stepladder.deadlines import PROGRAMMING_ERRORS
 from stepladder.environments.environment import load_world
-from stepladder.ladder import RUNGS
 from stepladder.recipe.config import bundled_recipes, eval_recipe, load_recipe
 from stepladder.run.progress import Display
+from stepladder.rungs.registry import RUNGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

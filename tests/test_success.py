@@ -19,10 +19,11 @@ from stepladder.recipe.rejection_sampling import Selection
 from stepladder.recipe.rl_parts import BonusSection
 from stepladder.rewards.reward import score_group
 from stepladder.run.records import trajectory_from_dict, trajectory_to_dict
-from stepladder.rungs.checks import check_world
+from stepladder.rungs.registry import RUNGS
 from stepladder.rungs.rejection_sampling.selection import Seen, select
 from stepladder.rungs.rl.shaping import Shaping, shaped
 from stepladder.types import Group, Message, Step, Trajectory
+from stepladder.workbench.sources import Sources
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +148,13 @@ def test_an_environment_that_nobody_judges_is_told_before_a_model_is_loaded() ->
     )
     world = as_world(Unjudged)
     with pytest.raises(ConfigError, match=r"no method `reward`.*environment\.rewards"):
-        check_world(recipe, world)
-    check_world(
+        RUNGS["rl"].check(recipe, world, Sources())
+    RUNGS["rl"].check(
         parse_recipe(
             {**recipe.model_dump(exclude_none=True), "environment": {"name": "own", "rewards": ["x.py:f"]}}
         ),
         world,
+        Sources(),
     )
     report = check_environment(Unjudged)
     (said,) = [check for check in report.checks if check.name == "an episode ends"]

@@ -18,6 +18,7 @@ from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.preference.data import judged_data, pair_data, preference_rows
+from stepladder.rungs.registry import prepare_run
 from stepladder.rungs.rl.credit import make_batch
 from stepladder.rungs.rl.rung import own_advantage
 from stepladder.rungs.rl.shaping import shaped
@@ -25,7 +26,6 @@ from stepladder.rungs.rl.state import RlState, credit_rules, shaping_rules
 from stepladder.rungs.tasks import TaskSampler
 from stepladder.types import Message, TrainingSample
 from stepladder.workbench.bench import Workbench
-from stepladder.workbench.prepare import prepare
 
 LEGEND = (
     ("template", "dim"),
@@ -41,7 +41,7 @@ LEGEND = (
 def inspect_recipe(recipe: Recipe, *, samples: int, console: Console | None = None) -> None:
     """Print up to `samples` samples of the first batch of each rung."""
     console = console or Console()
-    with contextlib.closing(prepare(recipe)) as bench:
+    with contextlib.closing(prepare_run(recipe)) as bench:
         console.print(
             Text("   ").join(Text(what, style) for what, style in LEGEND),
         )

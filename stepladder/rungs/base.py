@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import CheckpointError
 from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.policy import Policy
 from stepladder.recipe.config import Recipe
 from stepladder.run.folder import RunFolder
 from stepladder.run.interrupt import uninterrupted
 from stepladder.run.progress import Display
 from stepladder.workbench.bench import Workbench
+from stepladder.workbench.sources import Sources
 
 
 @runtime_checkable
@@ -57,6 +60,18 @@ class Rung:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.optimizer: MasterOptimizer | None = None
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        """Raise ConfigError or DataError for a file or a world that does not give what the section asks for.
+
+        It is called before a model is loaded. What it reads it reads through `sources`, where the rung finds
+        it.
+        """
+
+    @classmethod
+    def check_policy(cls, recipe: Recipe, policy: Policy) -> None:
+        """Raise ConfigError where the rung cannot work with this policy; called once it is loaded."""
 
     @property
     def step(self) -> int:

@@ -45,7 +45,10 @@ class SftData:
 def sft_data(bench: Workbench, settings: SftSection, *, seed: int, remedy: str = REMEDY) -> SftData:
     """The samples of SFT. Raises `DataError` when `sft.max_tokens` leaves nothing on either side, and for
     rows longer than the model has positions for, of which `remedy` says what to do."""
-    rows = file_rows(settings, seed) if settings.data is not None else _made(bench, settings, seed)
+    if settings.data is not None:
+        rows = bench.sources.once(file_rows, settings, seed)
+    else:
+        rows = _made(bench, settings, seed)
     tally = Tally()
     train = _rendered(bench, settings, rows.train, "demo", tally)
     held = _rendered(bench, settings, rows.held, "held", tally)
@@ -59,9 +62,8 @@ def sft_data(bench: Workbench, settings: SftSection, *, seed: int, remedy: str =
 
 
 def _made(bench: Workbench, settings: SftSection, seed: int) -> SftRows:
-    """That the world makes demonstrations `check_world` has seen to."""
     tools = opening_tools(bench)
-    train, held, said = made_conversations(bench.world, settings, seed)
+    train, held, said = bench.sources.once(made_conversations, bench.world, settings, seed)
     rows = [[Demonstration(tuple(c), tools) for c in part] for part in (train, held)]
     return SftRows([*rows[0]], [*rows[1]], said)
 

@@ -12,11 +12,30 @@ from stepladder.data.files.records import Demonstration, Text
 from stepladder.data.files.split import fingerprint_of, repeated, split_by_content
 from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import ConfigError, DataError
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.sft import SftSection
+from stepladder.rungs.requirements import require_maker
 from stepladder.types import Message
+from stepladder.workbench.sources import Sources
 
 Conversation: TypeAlias = Sequence[Message]
 Row: TypeAlias = Demonstration | Text
+
+
+def check_rows(recipe: Recipe, world: CheckedWorld | None, settings: SftSection, sources: Sources) -> None:
+    """Read or make the rows. Raises `DataError` or `ConfigError` where they do not suit the settings."""
+    if settings.data is not None:
+        sources.once(file_rows, settings, recipe.run.seed)
+    elif settings.demonstrations:
+        assert world is not None
+        require_maker(
+            recipe,
+            world.demonstrates,
+            key="sft.demonstrations",
+            what="demonstrations",
+            method="demonstrations",
+        )
+        sources.once(made_conversations, world, settings, recipe.run.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
 from stepladder.data.chat.renderer import Renderer
 from stepladder.environments.environment import CheckedWorld, load_world
 from stepladder.errors import ConfigError
+from stepladder.evaluation import require_tasks
 from stepladder.play.loop_thread import LoopThread
 from stepladder.play.rollout import Limits, Scorer
 from stepladder.policies.policy import Policy
@@ -20,8 +22,6 @@ from stepladder.policies.tiny import tiny_model
 from stepladder.recipe.config import EvalRecipe, Recipe
 from stepladder.recipe.run import ModelSection
 from stepladder.rewards.reward import as_reward, score_group
-from stepladder.rungs.checks import check_data, check_world
-from stepladder.rungs.distillation.teacher import check_teacher
 from stepladder.types import Group
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.engine import check_engine, make_engine, trains_while_playing
@@ -29,8 +29,21 @@ from stepladder.workbench.model_rewards import model_reward, names_model
 from stepladder.workbench.sources import Sources
 
 
-def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
-    """World, then model, then engine. Raises ConfigError, ModelNotFound, DataError before any training."""
+class Checks(Protocol):
+    """What a rung wants to be sure of before a run begins; see `rungs.base.Rung`."""
+
+    def check(self, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        """Raise ConfigError or DataError, before a model is loaded."""
+
+    def check_policy(self, recipe: Recipe, policy: Policy) -> None:
+        """Raise ConfigError once the model is loaded."""
+
+
+def prepare(recipe: Recipe | EvalRecipe, rungs: Sequence[Checks] = ()) -> Workbench:
+    """Make the world, let the `rungs` of the recipe check it and their files, then load the model.
+
+    Raises ConfigError, ModelNotFound or DataError before any training.
+    """
     set_threads(recipe.run.threads, halves=2 if trains_while_playing(recipe) else 1)
     check_engine(recipe.engine)
     if recipe.run.exact:
@@ -44,9 +57,10 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             runner.run(world.setup())
             undo.callback(lambda: runner.run(world.teardown()))
         if isinstance(recipe, Recipe):
-            check_data(recipe)
             if world is not None:
-                check_world(recipe, world)
+                check_evaluation(recipe, world)
+            for rung in rungs:
+                rung.check(recipe, world, sources)
         policy = build_policy(recipe)
         if recipe.model.lora is not None:
             policy = _with_lora(policy, recipe)
@@ -54,8 +68,9 @@ def prepare(recipe: Recipe | EvalRecipe) -> Workbench:
             policy.freeze_embeddings()
         if recipe.model.recompute_layers:
             policy.recompute_layers()
-        if isinstance(recipe, Recipe) and recipe.distillation is not None:
-            check_teacher(recipe.distillation, policy.tokenizer)
+        if isinstance(recipe, Recipe):
+            for rung in rungs:
+                rung.check_policy(recipe, policy)
         renderer = make_renderer(policy)
         undo.pop_all()
     return Workbench(
@@ -79,6 +94,19 @@ def be_deterministic(device: str) -> None:
     torch.use_deterministic_algorithms(True)
     # Filling every new tensor with NaN finds uninitialised reads; it costs a write of all memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def check_evaluation(recipe: Recipe, world: CheckedWorld) -> None:
+    """Raise ConfigError for held-out tasks or worked examples that are not there."""
+    assert recipe.environment is not None
+    e = recipe.evaluation
+    require_tasks(world, e.split, max(e.tasks, e.raw))
+    if e.few_shot and not world.demonstrates:
+        raise ConfigError(
+            f"evaluation.few_shot={e.few_shot} needs worked examples, but the environment "
+            f"{recipe.environment.name!r} has no demonstrations(count, seed) method; add one, or set "
+            "evaluation.few_shot = 0"
+        )
 
 
 def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:

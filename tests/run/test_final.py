@@ -20,13 +20,13 @@ from stepladder.workbench.bench import Workbench
 def benches(monkeypatch: pytest.MonkeyPatch) -> list[Workbench]:
     """The workbenches that a run made."""
     made: list[Workbench] = []
-    prepare = ladder.prepare
+    prepare = ladder.prepare_run
 
     def kept(recipe: Any) -> Workbench:
         made.append(prepare(recipe))
         return made[-1]
 
-    monkeypatch.setattr(ladder, "prepare", kept)
+    monkeypatch.setattr(ladder, "prepare_run", kept)
     return made
 
 
@@ -48,7 +48,7 @@ def test_lora_on_a_model_from_scratch_can_be_loaded_again(tmp_path: Path, benche
 
 def test_the_final_model_stops_where_the_run_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The renderer's stops, of which a template may have more than the tokenizer's one end."""
-    honest, stops = ladder.prepare, []
+    honest, stops = ladder.prepare_run, []
 
     def with_one_more_stop(recipe: Any) -> Workbench:
         bench = honest(recipe)
@@ -56,7 +56,7 @@ def test_the_final_model_stops_where_the_run_stopped(tmp_path: Path, monkeypatch
         stops.extend(bench.renderer.stop_token_ids)
         return bench
 
-    monkeypatch.setattr(ladder, "prepare", with_one_more_stop)
+    monkeypatch.setattr(ladder, "prepare_run", with_one_more_stop)
     path = ladder.train(digit_recipe(tmp_path, "run", *SHORT), display=Display(quiet=True))
     written = json.loads((path / "final" / "generation_config.json").read_text())["eos_token_id"]
     assert written == stops

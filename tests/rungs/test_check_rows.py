@@ -12,6 +12,7 @@ from stepladder.data.files.records import Preference, Steps
 from stepladder.environments.worlds.hidden_digit import HiddenDigitWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.recipe.config import load_recipe
+from stepladder.rungs.registry import prepare_run
 from stepladder.types import Message
 from stepladder.workbench import prepare as setup
 
@@ -40,7 +41,7 @@ def check(monkeypatch: pytest.MonkeyPatch, section: str, *, repeat: int = 0, **k
     monkeypatch.setattr(HiddenDigitWorld, "step_solutions", step_solutions, raising=False)
     monkeypatch.setattr(setup, "build_policy", load)
     sections = {"environment": {"name": "hidden_digit"}, "model": {"name": "tiny"}, section: keys}
-    setup.prepare(load_recipe(sections))
+    prepare_run(load_recipe(sections))
 
 
 def _said(role: Any, text: str) -> tuple[Message, ...]:

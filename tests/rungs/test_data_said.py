@@ -13,10 +13,10 @@ from spine import sample
 from stepladder.data.budget import Tally, limit_tokens
 from stepladder.errors import CheckpointError, DataError, TemplateError
 from stepladder.rungs.preference.data import judged_data, preference_rows
+from stepladder.rungs.registry import prepare_run
 from stepladder.rungs.reward_model.ranking_data import ranked_data
 from stepladder.rungs.reward_model.scoring_files import Report
 from stepladder.rungs.reward_model.step_data import step_data
-from stepladder.workbench.prepare import prepare
 
 PAIRS = [{"prompt": f"{a}?", "chosen": "a", "rejected": "b", "source": "me"} for a in "abcdef"]
 STEPS = [{"prompt": f"{a}?", "steps": ["a", "b"], "labels": [1, 0], "source": "me"} for a in "abcdef"]
@@ -70,7 +70,7 @@ def test_rankings_in_order_alone_are_rankings_for_a_reward_model(tmp_path: Path)
     rows[0]["scores"] = [1, 1, 1]
     made = recipe("reward_model", write(tmp_path / "a.jsonl", rows[1:]))
     said: list[str] = []
-    train, held = ranked_data(prepare(made), made.reward_model, seed=0, report=into(said))
+    train, held = ranked_data(prepare_run(made), made.reward_model, seed=0, report=into(said))
     assert [len(row.better) for row in (*train, *held)] == [3] * 5
     assert "order taken as best first in 5" in said[0]
 
@@ -79,7 +79,7 @@ def test_a_ranking_of_equals_is_counted_as_dropped(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}?", "completions": ["a", "b"], "scores": [1, int(a == "c")]} for a in "abcdef"]
     made = recipe("reward_model", write(tmp_path / "a.jsonl", rows))
     said: list[str] = []
-    train, held = ranked_data(prepare(made), made.reward_model, seed=0, report=into(said))
+    train, held = ranked_data(prepare_run(made), made.reward_model, seed=0, report=into(said))
     assert len(train) + len(held) == 5
     assert "1 dropped (all completions equally good: 1)" in said[0]
 
@@ -87,7 +87,7 @@ def test_a_ranking_of_equals_is_counted_as_dropped(tmp_path: Path) -> None:
 def test_a_solution_without_labels_is_named_by_its_row(tmp_path: Path) -> None:
     rows = [*STEPS, {"prompt": "f?", "steps": ["a"]}]
     with pytest.raises(DataError, match="row 7 has 0 labels"):
-        prepare(recipe("process_reward_model", write(tmp_path / "a.jsonl", rows)))
+        prepare_run(recipe("process_reward_model", write(tmp_path / "a.jsonl", rows)))
 
 
 def test_a_row_that_the_template_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path: Path, monkeypatch: p
         runs.train(recipe("preference", pairs))
     made = recipe("reward_model", pairs)
     with pytest.raises(TemplateError, match="that begins"):
-        ranked_data(prepare(made), made.reward_model, seed=0, report=lambda *_: None)
+        ranked_data(prepare_run(made), made.reward_model, seed=0, report=lambda *_: None)
     made = recipe("process_reward_model", steps)
     with pytest.raises(TemplateError, match="that begins"):
-        step_data(prepare(made), made.process_reward_model, tmp_path, seed=0, report=lambda *_: None)
+        step_data(prepare_run(made), made.process_reward_model, tmp_path, seed=0, report=lambda *_: None)
 
 
 def kto(tmp_path: Path, *overrides: str) -> Any:
@@ -119,7 +119,7 @@ def kto(tmp_path: Path, *overrides: str) -> Any:
 
 def test_held_out_answers_of_one_prompt_are_refused_by_the_key_to_change(tmp_path: Path) -> None:
     made = kto(tmp_path)
-    bench = prepare(made)
+    bench = prepare_run(made)
     rows, held = preference_rows(bench, made.preference, tmp_path, seed=0)
     with pytest.raises(DataError, match=r"2 held-out answers belong to one.*preference.validation = 8"):
         judged_data(bench, rows, held, made.preference, seed=0)
@@ -128,7 +128,7 @@ def test_held_out_answers_of_one_prompt_are_refused_by_the_key_to_change(tmp_pat
 @pytest.mark.parametrize("seed", range(8))
 def test_a_batch_that_has_one_prompt_by_chance_is_joined_to_another(tmp_path: Path, seed: int) -> None:
     made = kto(tmp_path, "validation=0", "batch_size=2")
-    bench = prepare(made)
+    bench = prepare_run(made)
     rows, _ = preference_rows(bench, made.preference, tmp_path, seed=seed)
     data, _ = judged_data(bench, rows, [], made.preference, seed=seed)
     assert sorted(i for batch in data.fixed for i in batch) == list(range(12))

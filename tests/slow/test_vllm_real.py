@@ -217,7 +217,7 @@ def test_a_killed_server_ends_the_run_in_seconds_and_a_resumed_run_loses_nothing
             os.kill(pid, signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ladder, "prepare", remembered)
+        patch.setattr(ladder, "prepare_run", remembered)
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         with pytest.raises(EngineError, match="vLLM server") as caught:

@@ -167,7 +167,7 @@ def test_overwriting_the_model_that_is_trained_on_is_refused_before_it_is_loaded
         digit_recipe(tmp_path, "run", "rl=null", "sft.epochs=1"), display=Display(quiet=True)
     )
     on = digit_recipe(tmp_path, "run", "sft=null", f"model={{name = '{first}', dtype = 'float32'}}")
-    monkeypatch.setattr(ladder, "prepare", lambda recipe: pytest.fail("prepared"))
+    monkeypatch.setattr(ladder, "prepare_run", lambda recipe: pytest.fail("prepared"))
     with pytest.raises(ConfigError, match=r"model\.name = .*which overwrite would delete"):
         ladder.train(on, overwrite=True, display=Display(quiet=True))
     assert (first / "final").is_dir()

@@ -16,20 +16,25 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from stepladder.data.files.datasets import read_dataset
+from stepladder.environments.environment import CheckedWorld
 from stepladder.play.rollout import derive_seed
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.distillation import DistillationSection
 from stepladder.recipe.sft import SftSection
 from stepladder.run.interrupt import uninterrupted
 from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.base import Run, Rung
 from stepladder.rungs.demonstrations import sft_data
-from stepladder.rungs.distillation.teacher import load_teacher
+from stepladder.rungs.distillation.teacher import check_teacher, load_teacher
 from stepladder.rungs.distillation.update import distillation_update
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
+from stepladder.rungs.requirements import require_maker
 from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample
+from stepladder.workbench.sources import Sources
 
 
 @dataclass(slots=True)
@@ -46,6 +51,28 @@ class DistillationRung(Rung):
 
     name: ClassVar[str] = "distillation"
     syncs_engine: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        section = recipe.distillation
+        assert section is not None
+        if section.demonstrations:
+            assert world is not None
+            require_maker(
+                recipe,
+                world.demonstrates,
+                key="distillation.demonstrations",
+                what="demonstrations",
+                method="demonstrations",
+                instead="give {data}",
+            )
+        if section.data is not None:
+            read_dataset(section.data, "demonstration")
+
+    @classmethod
+    def check_policy(cls, recipe: Recipe, policy: Policy) -> None:
+        assert recipe.distillation is not None
+        check_teacher(recipe.distillation, policy.tokenizer)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -72,13 +72,16 @@ def preference_rows(
     """
     rows: list[Row]
     if settings.data is None:
-        pairs = bench.world.preferences(settings.pairs, seed)
+        pairs = bench.sources.once(bench.world.preferences, settings.pairs, seed)
         rows = [side for pair in pairs for side in both_sides(pair)] if settings.loss == "kto" else [*pairs]
         tools = opening_tools(bench)
         rows = [row if row.tools else replace(row, tools=tools) for row in rows]
     else:
         path = folder / PAIRS if settings.data == EARLIER_RUNG else Path(settings.data)
-        dataset = read_dataset(path, kind=settings.kind)
+        if settings.data == EARLIER_RUNG:
+            dataset = read_dataset(path, kind=settings.kind)
+        else:
+            dataset = bench.sources.once(read_dataset, path, settings.kind)
         rows = list(dataset.records)
         say(dataset.description)
         if found is not None and settings.data == EARLIER_RUNG:

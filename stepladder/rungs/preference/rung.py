@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from stepladder.data.files.split import fingerprint_of
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.objectives.kto import kto_balance
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
 from stepladder.policies.policy import Policy
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.preference import PreferenceSection
 from stepladder.rungs.base import Run, Rung
 from stepladder.rungs.epochs import EpochState, Metrics, none_better, run_epochs
@@ -26,6 +28,7 @@ from stepladder.rungs.preference.data import (
     with_reference,
 )
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
+from stepladder.rungs.preference.rows import check_rows
 from stepladder.rungs.preference.update import (
     AnswerScores,
     check_start,
@@ -41,6 +44,7 @@ from stepladder.rungs.preference.update import (
 )
 from stepladder.types import TrainingSample
 from stepladder.workbench.memory import MemoryLimit
+from stepladder.workbench.sources import Sources
 
 log = logging.getLogger("stepladder")
 
@@ -137,6 +141,11 @@ class PreferenceRung(Rung):
     """DPO and its relatives on pairs, KTO on single answers; see `run_preference`."""
 
     name: ClassVar[str] = "preference"
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        assert recipe.preference is not None
+        check_rows(recipe, recipe.preference, world, sources)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from stepladder.errors import DataError
+from stepladder.environments.environment import CheckedWorld
+from stepladder.errors import ConfigError, DataError
 from stepladder.play.rollout import derive_seed
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.reports.run import read_jsonl
 from stepladder.run.interrupt import uninterrupted
@@ -30,10 +32,12 @@ from stepladder.rungs.epochs import EpochState
 from stepladder.rungs.reference import put_back, remembered
 from stepladder.rungs.rejection_sampling.selection import Seen, accepted, best_and_worst, select
 from stepladder.rungs.rejection_sampling.tally import count, shares, told
+from stepladder.rungs.requirements import require_judge
 from stepladder.rungs.sampled_pairs import SAMPLED
 from stepladder.rungs.sft.rung import CHECKPOINT_SECONDS, FittingRung
 from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample, Trajectory
+from stepladder.workbench.sources import Sources
 
 START = "rejection_sampling_start.safetensors"
 TRAJECTORIES = "accepted"  # trajectories/accepted.jsonl: what is fitted, with its tokens
@@ -61,6 +65,19 @@ class RejectionSamplingRung(FittingRung):
     name: ClassVar[str] = "rejection_sampling"
     syncs_engine: ClassVar[bool] = True
     fitted: ClassVar[str] = "round"
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        section = recipe.rejection_sampling
+        assert section is not None
+        assert world is not None
+        require_judge(recipe, world)
+        there = world.count("train")
+        if section.tasks > there:
+            raise ConfigError(
+                f"rejection_sampling.tasks={section.tasks} per round, but the split 'train' has {there}; set "
+                f"rejection_sampling.tasks = {there}, and more samples"
+            )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -5,20 +5,28 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stepladder.data.samples import StepSample
+from stepladder.environments.environment import CheckedWorld
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.rungs.epochs import Metrics
 from stepladder.rungs.reward_model.process_update import step_update, step_validation
 from stepladder.rungs.reward_model.scoring import ScoringRung
-from stepladder.rungs.reward_model.step_data import step_data
+from stepladder.rungs.reward_model.step_data import check_rows, step_data
+from stepladder.workbench.sources import Sources
 
 
 class ProcessRewardModelRung(ScoringRung):
     """Trains on the ends of steps; leaves `process_reward_model/` in the run folder."""
 
     name: ClassVar[str] = "process_reward_model"
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        assert recipe.process_reward_model is not None
+        check_rows(recipe, recipe.process_reward_model, world, sources)
 
     @property
     def settings(self) -> ProcessRewardModelSection:

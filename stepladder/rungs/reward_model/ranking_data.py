@@ -8,15 +8,41 @@ from dataclasses import replace
 from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.files.records import Preference, Ranking
 from stepladder.data.samples import Encoder, preference_samples, ranking_samples
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import DataError
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.rungs.naming import naming
 from stepladder.rungs.overlong import refuse_overlong, too_long
+from stepladder.rungs.requirements import require_maker, rows_left
 from stepladder.rungs.reward_model.ranking_update import Ranked
-from stepladder.rungs.reward_model.scoring_files import RankedRow, Report, read_ranked, split_and_encode
+from stepladder.rungs.reward_model.scoring_files import (
+    RankedRow,
+    Report,
+    check_count,
+    read_ranked,
+    split_and_encode,
+)
 from stepladder.types import TrainingSample
 from stepladder.workbench.bench import Workbench
+from stepladder.workbench.sources import Sources
+
+
+def check_rows(
+    recipe: Recipe, settings: RewardModelSection, world: CheckedWorld | None, sources: Sources
+) -> None:
+    """Raise DataError or ConfigError for a file or a world that does not give the rows."""
+    rows: Sequence[RankedRow]
+    if settings.data is not None:
+        found = sources.once(read_ranked, settings.data)
+        check_count("reward_model", found, settings.validation)
+        rows = found.records
+    else:
+        assert world is not None
+        require_maker(recipe, world.prefers, key="reward_model.pairs", what="pairs", method="preferences")
+        rows = sources.once(world.preferences, settings.pairs, recipe.run.seed)
+    rows_left("reward_model", rows, settings.validation, recipe.run.seed)
 
 
 def ranked_data(
@@ -26,9 +52,9 @@ def ranked_data(
     are longer than the model has positions for."""
     rows: Sequence[RankedRow]
     if settings.data is None:
-        rows, said = bench.world.preferences(settings.pairs, seed), ""
+        rows, said = bench.sources.once(bench.world.preferences, settings.pairs, seed), ""
     else:
-        dataset = read_ranked(settings.data)
+        dataset = bench.sources.once(read_ranked, settings.data)
         rows, said = dataset.records, dataset.description
 
     def encoded(some: Sequence[RankedRow], name: str, tally: Tally) -> list[Ranked]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from stepladder.environments.environment import CheckedWorld
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.rungs.epochs import Metrics
-from stepladder.rungs.reward_model.ranking_data import ranked_data
+from stepladder.rungs.reward_model.ranking_data import check_rows, ranked_data
 from stepladder.rungs.reward_model.ranking_update import (
     Ranked,
     ranking_update,
@@ -17,12 +19,18 @@ from stepladder.rungs.reward_model.ranking_update import (
     score_statistics,
 )
 from stepladder.rungs.reward_model.scoring import ScoringRung
+from stepladder.workbench.sources import Sources
 
 
 class RewardModelRung(ScoringRung):
     """Trains on ranked answers; leaves `reward_model/` in the run folder."""
 
     name: ClassVar[str] = "reward_model"
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        assert recipe.reward_model is not None
+        check_rows(recipe, recipe.reward_model, world, sources)
 
     @property
     def settings(self) -> RewardModelSection:

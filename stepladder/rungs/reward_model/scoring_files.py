@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from stepladder.data.budget import Tally
 from stepladder.data.files.datasets import Dataset, read_dataset
@@ -36,6 +36,15 @@ def read_steps(path: str) -> Dataset[Steps]:
             "so that rollouts in an environment make them"
         )
     return found
+
+
+def check_count(section: str, found: Dataset[Any], validation: int) -> None:
+    """Raise DataError where the validation holds all rows of a file back."""
+    if len(found) <= validation:
+        raise DataError(
+            f"{section}.data has {len(found)} rows, {section}.validation holds back {validation}"
+            f"; try {section}.validation = {len(found) // 5}"
+        )
 
 
 def split_and_encode(

@@ -11,17 +11,52 @@ from stepladder.atomic import write_file
 from stepladder.data.budget import Dropped, Tally
 from stepladder.data.files.records import Steps
 from stepladder.data.samples import Encoder, StepSample, step_samples
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import DataError
+from stepladder.evaluation import require_tasks
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.rungs.naming import naming
 from stepladder.rungs.overlong import refuse_overlong, too_long
+from stepladder.rungs.requirements import require_judge, require_maker, rows_left
 from stepladder.rungs.reward_model.ranking_data import budget_of
-from stepladder.rungs.reward_model.scoring_files import Report, read_steps, split_and_encode
+from stepladder.rungs.reward_model.scoring_files import Report, check_count, read_steps, split_and_encode
 from stepladder.rungs.reward_model.step_labels import monte_carlo_steps
 from stepladder.types import Message
 from stepladder.workbench.bench import Workbench
+from stepladder.workbench.sources import Sources
 
 STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelled
+
+
+def check_rows(
+    recipe: Recipe, settings: ProcessRewardModelSection, world: CheckedWorld | None, sources: Sources
+) -> None:
+    """Raise DataError or ConfigError for a file or a world that does not give the rows.
+
+    Those that rollouts are to label are not there yet; what is asked for them is a judge and enough tasks.
+    """
+    name = "process_reward_model"
+    if settings.data is not None:
+        found = sources.once(read_steps, settings.data)
+        check_count(name, found, settings.validation)
+        rows_left(name, found.records, settings.validation, recipe.run.seed)
+        return
+    assert world is not None
+    if settings.solutions:
+        require_maker(
+            recipe,
+            world.labels_steps,
+            key=f"{name}.solutions",
+            what="solutions",
+            method="step_solutions",
+            instead=f"add one, or set {name}.tasks, whose labels are made by rollouts",
+        )
+        rows = sources.once(world.step_solutions, settings.solutions, recipe.run.seed)
+        rows_left(name, rows, settings.validation, recipe.run.seed)
+    else:
+        require_judge(recipe, world)
+        require_tasks(world, "train", settings.tasks)
 
 
 def step_data(
@@ -46,10 +81,10 @@ def step_rows(
     """(records, what is to be said of their file). Those that rollouts label are kept in `folder`, so that a
     resumed run has them."""
     if settings.data is not None:
-        dataset = read_steps(settings.data)
+        dataset = bench.sources.once(read_steps, settings.data)
         return dataset.records, dataset.description
     if settings.solutions:
-        return bench.world.step_solutions(settings.solutions, seed), ""
+        return bench.sources.once(bench.world.step_solutions, settings.solutions, seed), ""
     file = folder / STEPS_FILE
     if not file.is_file():
         rows = monte_carlo_steps(bench, settings, seed=seed)

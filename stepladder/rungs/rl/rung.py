@@ -9,14 +9,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from stepladder.errors import RunStopped
+from stepladder.environments.environment import CheckedWorld
+from stepladder.errors import ConfigError, RunStopped
+from stepladder.evaluation import require_tasks
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.rl import RlSection
 from stepladder.recipe.rl_parts import CriticSection
 from stepladder.rungs.base import POLICY, Run, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.reference import frozen_reference, refresh_reference
+from stepladder.rungs.requirements import require_judge
 from stepladder.rungs.rl.critic import Critic
 from stepladder.rungs.rl.group_stream import GroupStream
 from stepladder.rungs.rl.loop import RlParts, run_rl
@@ -24,8 +28,9 @@ from stepladder.rungs.rl.replay import Replay
 from stepladder.rungs.rl.state import RlState, horizon
 from stepladder.rungs.rl.stream import close_stream, open_stream, put_back, stream_state
 from stepladder.rungs.rl.watch.watch import Watch
-from stepladder.rungs.tasks import TaskSampler
+from stepladder.rungs.tasks import TaskSampler, levels_of
 from stepladder.types import Group
+from stepladder.workbench.sources import Sources
 
 REFERENCE = "reference.safetensors"
 
@@ -35,6 +40,14 @@ class RlRung(Rung):
 
     name: ClassVar[str] = "rl"
     syncs_engine: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        assert recipe.rl is not None
+        assert world is not None
+        require_judge(recipe, world)
+        require_tasks(world, "train", 1)
+        check_settings(recipe.rl, recipe.rollout.max_turns, world)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -226,3 +239,19 @@ def own_advantage(settings: RlSection) -> Any:
 def own_loss(settings: RlSection) -> Any:
     """The same for the loss."""
     return None if settings.loss is None else load_object(settings.loss, what="rl.loss")
+
+
+def check_settings(settings: RlSection, max_turns: int, world: CheckedWorld) -> None:
+    """Raise ConfigError for an own function that is not there, a horizon without room, a curriculum without
+    levels."""
+    for key in ("advantage", "loss"):
+        path = getattr(settings, key)
+        if path is not None and not callable(load_object(path, what=f"rl.{key}")):
+            raise ConfigError(f"rl.{key} = {path!r} is not a function; give the path of one")
+    if settings.horizon_start is not None and settings.horizon_start > max_turns:
+        raise ConfigError(
+            f"rl.horizon_start={settings.horizon_start} is beyond rollout.max_turns={max_turns}, to which "
+            f"the horizon grows; try horizon_start = {max(1, max_turns // 2)}"
+        )
+    if settings.sampling == "curriculum":
+        levels_of(world, "train")

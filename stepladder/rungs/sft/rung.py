@@ -9,16 +9,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from stepladder.environments.environment import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.fitting import FittingSection
 from stepladder.rungs.base import Run, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.epochs import EpochState, Metrics, none_better, run_epochs
+from stepladder.rungs.sft_rows import check_rows
 from stepladder.rungs.supervised import sft_update, validation_loss
 from stepladder.types import TrainingSample
 from stepladder.workbench.memory import MemoryLimit
+from stepladder.workbench.sources import Sources
 
 CHECKPOINT_SECONDS = 60.0  # an epoch on a few demonstrations is over sooner than its checkpoint
 
@@ -138,6 +142,11 @@ class SftRung(FittingRung):
     """Supervised fine-tuning on a file or on demonstrations of the environment."""
 
     name: ClassVar[str] = "sft"
+
+    @classmethod
+    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+        assert recipe.sft is not None
+        check_rows(recipe, world, recipe.sft, sources)
 
     def climb(self) -> None:
         run, settings = self.run, self.run.recipe.sft

@@ -22,6 +22,7 @@ from stepladder.recipe.config import Recipe, load_recipe
 from stepladder.recipe.sft import SftSection
 from stepladder.run.progress import Display
 from stepladder.rungs.demonstrations import SftData, sft_data
+from stepladder.rungs.registry import prepare_run
 from stepladder.rungs.sft_rows import SftRows, made_conversations
 from stepladder.types import Message
 from stepladder.workbench import prepare as setup
@@ -48,7 +49,7 @@ def recipe(data: Path, *overrides: str) -> Recipe:
 def prepared(data: Path, *overrides: str) -> tuple[SftData, Callable[[Any], str]]:
     """(the data of SFT, the trained text of a sample)."""
     settings = recipe(data, *overrides)
-    bench = setup.prepare(settings)
+    bench = prepare_run(settings)
     try:
         assert settings.sft is not None
         found = sft_data(bench, settings.sft, seed=0)
@@ -184,7 +185,7 @@ def test_data_that_do_not_suit_are_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(setup, "build_policy", lambda recipe: pytest.fail("a model was loaded"))
     with pytest.raises((DataError, ConfigError), match=reason):
-        setup.prepare(recipe(write(tmp_path / "d.jsonl", rows), override))
+        prepare_run(recipe(write(tmp_path / "d.jsonl", rows), override))
 
 
 class FewWords(HiddenDigitWorld):
@@ -231,7 +232,7 @@ def test_a_world_that_leaves_nothing_to_hold_out_is_refused(
     }
     monkeypatch.setattr(setup, "build_policy", lambda recipe: pytest.fail("a model was loaded"))
     with pytest.raises(ConfigError, match=message):
-        setup.prepare(load_recipe(sections))
+        prepare_run(load_recipe(sections))
 
 
 def test_a_row_that_the_template_cannot_show_is_named_by_its_beginning(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_a_row_that_the_template_cannot_show_is_named_by_its_beginning(tmp_path:
     settings = load_recipe(
         {**settings.model_dump(exclude_none=True), "model": {"name": "tiny", "options": options}}
     )
-    bench = setup.prepare(settings)
+    bench = prepare_run(settings)
     try:
         with pytest.raises(DataError, match=r"the conversation that begins 'What is 1.1.': .*shows no tools"):
             sft_data(bench, settings.sft, seed=0)  # type: ignore[arg-type]
