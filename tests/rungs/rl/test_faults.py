@@ -21,6 +21,7 @@ from stepladder.engines.local.scheduler import Scheduler
 from stepladder.errors import DataError, EnvironmentFault, InvariantError, RunStopped
 from stepladder.run.progress import Display
 from stepladder.rungs.rl import loop as rl
+from stepladder.workbench.bench import Workbench
 
 SMALL = (
     "run.exact=false",
@@ -111,20 +112,20 @@ def test_a_service_that_comes_back_costs_its_episodes_and_nothing_else(
 ) -> None:
     """Down while half of the second step is played: those episodes are data."""
     service = Service()
-    honest, count = rl.rollout, 0
+    honest, count = Workbench.play, 0
 
-    async def flaky(agents: Any, world: Any, tasks: Any, **rest: Any) -> Any:
+    def flaky(self: Workbench, tasks: Any, **rest: Any) -> Any:
         nonlocal count
         count += 1
         if count != 2:
-            return await honest(agents, world, tasks, **rest)
-        first = await honest(agents, world, tasks[:2], **rest)
+            return honest(self, tasks, **rest)
+        first = honest(self, tasks[:2], **rest)
         service.kill()
-        second = await honest(agents, world, tasks[2:], **rest)
+        second = honest(self, tasks[2:], **rest)
         service.start()
         return first + second
 
-    monkeypatch.setattr(rl, "rollout", flaky)
+    monkeypatch.setattr(Workbench, "play", flaky)
     try:
         run = train(tmp_path, "Served", 0, f"environment.options={{ url = '{service.url}' }}")
     finally:
