@@ -18,7 +18,7 @@ from spine import sample, tiny_policy
 
 from stepladder.commands.inspect import inspect_recipe
 from stepladder.data.samples import StepSample
-from stepladder.environments.worlds.step_sums import StepSumsWorld
+from stepladder.environments.worlds.step_sums import StepSumsEnvironment, StepSumsWorld
 from stepladder.errors import ConfigError, DataError, RunStopped
 from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.heads import ScalarHead, ScoredModel
@@ -29,7 +29,7 @@ from stepladder.rungs.reward_model import step_labels
 from stepladder.rungs.reward_model.process_update import step_losses, step_update, step_validation
 from stepladder.rungs.reward_model.step_data import supervised
 from stepladder.rungs.reward_model.step_labels import Prefix, split_steps, step_cuts
-from stepladder.types import Message, Score, Task, Trajectory, Turn
+from stepladder.types import Message, Score, Step, Task, Trajectory, Turn
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +192,38 @@ def test_labels_made_by_rollouts_are_kept_and_a_resumed_run_uses_them(
     assert (tmp_path / "run" / "steps.jsonl").read_bytes() == (calm / "steps.jsonl").read_bytes()
     got, wanted = (runs.left_behind(path, "process_reward_model") for path in (tmp_path / "run", calm))
     assert got == wanted
+
+
+def always_right(answer: str, task: Task) -> float:
+    """A reward of the recipe that finds every answer right."""
+    return 1.0
+
+
+class UnjudgedEnvironment(StepSumsEnvironment):
+    judges = False
+
+    async def step(self, message: Message) -> Step:
+        return Step(terminated=True)
+
+
+class UnjudgedSums(StepSumsWorld):
+    """The same tasks in a world that judges nothing itself: the recipe's rewards do."""
+
+    def make(self) -> StepSumsEnvironment:
+        return UnjudgedEnvironment()
+
+
+def test_rewards_of_the_recipe_judge_the_labels_that_rollouts_make(tmp_path: Path) -> None:
+    """A reward that is always 1 labels every step 1; without any judge the recipe is refused."""
+    world = f"environment={{name = '{__file__}:UnjudgedSums', rewards = ['{__file__}:always_right']}}"
+    run = runs.train(sums_recipe(tmp_path, "run", world))
+    rows = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    labels = [label for row in rows for label in row["labels"]]
+    assert labels
+    assert set(labels) == {1.0}
+    unjudged = f"environment={{name = '{__file__}:UnjudgedSums'}}"
+    with pytest.raises(ConfigError, match="judges nothing"):
+        runs.train(sums_recipe(tmp_path, "other", unjudged))
 
 
 def played(text: str, ids: Sequence[int], **changes: Any) -> Trajectory:
