@@ -29,7 +29,7 @@ from stepladder.run.progress import Display
 from stepladder.run.records import evaluation_record
 from stepladder.run.tracking import open_tracker, require_tracker
 from stepladder.rungs.base import Rung, load_policy, policy_tensors
-from stepladder.rungs.registry import RUNGS, prepare_run, rungs_of
+from stepladder.rungs.registry import RUNGS, prepare_run, rungs_of, trains_policy
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import anchored, refuse_own_inputs
 from stepladder.workbench.prepare import resolved
@@ -156,9 +156,9 @@ class Ladder:
                 continue
             if kind.name not in self.done:
                 self._climb_rung(kind)
-            if kind.trains_policy:
+            if trains_policy(kind):
                 self.evaluate(kind.name, self.done[kind.name], e.tasks)
-        if not any(RUNGS[name].trains_policy for name in self.done):
+        if not any(trains_policy(RUNGS[name]) for name in self.done):
             return  # the policy is what it was; a reward model has a folder of its own
         self.display.status("saving the model")
         with room_for("the trained model", self.folder.path):
@@ -173,7 +173,7 @@ class Ladder:
         self.forecast.end()
         with uninterrupted():  # a rung is done, synced and saved, or none of them
             self.done[kind.name] = self.rung.step
-            if kind.trains_policy and not kind.syncs_engine:
+            if trains_policy(kind) and not kind.syncs_engine:
                 self.bench.sync()
             self.rung = None
             self.save()

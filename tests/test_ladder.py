@@ -27,6 +27,7 @@ from stepladder.run.progress import Display
 from stepladder.rungs import reference
 from stepladder.rungs.rl import loop as rl
 from stepladder.rungs.sft import rung as sft
+from stepladder.workbench.bench import Workbench
 
 # Everything that a state has to remember: a reference, domains, two updates a batch, evaluations between.
 FULL = ("rl.kl_coefficient=0.01", "rl.sampling=adaptive", "rl.updates_per_batch=2", "rl.evaluate_every=2")
@@ -118,7 +119,7 @@ def test_a_folder_that_is_there_is_refused_before_the_model_is_loaded(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
-    monkeypatch.setattr(ladder, "prepare", lambda recipe: pytest.fail("prepared"))
+    monkeypatch.setattr(ladder, "prepare_run", lambda recipe: pytest.fail("prepared"))
     with pytest.raises(ConfigError, match="exists"):
         train(recipe)
     with pytest.raises(ConfigError, match="will not delete it"):
@@ -145,7 +146,7 @@ PLACES = [
     pytest.param(CheckpointStore, "save", 3, True, id="after-the-last-epoch"),
     pytest.param(CheckpointStore, "save", 4, True, id="after-sft"),
     pytest.param(ladder, "evaluate", 2, True, id="evaluation-after-sft"),
-    pytest.param(rl, "rollout", 2, False, id="rollout"),
+    pytest.param(Workbench, "play", 2, False, id="rollout"),
     pytest.param(rl, "rl_update", 3, True, id="between-two-updates-of-a-batch"),
     pytest.param(rl, "make_batch", 4, False, id="batch"),
     pytest.param(run_folder.RunFolder, "log_trajectories", 3, True, id="after-logging"),
@@ -218,7 +219,7 @@ SIGNALS = [
     pytest.param(sft, "validation_loss", 3, False, "sft step", id="validation"),
     pytest.param(ladder, "save_tensors", 1, False, "sft step 6", id="checkpoint"),
     pytest.param(ladder, "evaluate", 2, True, "after sft", id="evaluation-after-sft"),
-    pytest.param(rl, "rollout", 3, True, "rl step 2", id="rollout"),
+    pytest.param(Workbench, "play", 3, True, "rl step 2", id="rollout"),
     pytest.param(rl, "rl_update", 3, False, "rl step 2", id="update"),
     pytest.param(ladder, "evaluate", 4, True, "rl step 4", id="evaluation-during-rl"),
 ]
@@ -339,7 +340,7 @@ def test_a_lost_reference_is_refused_instead_of_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        at_call(patch, rl, "rollout", 4, crash, after=False)
+        at_call(patch, Workbench, "play", 4, crash, after=False)
         with pytest.raises(Crash):
             train(digit_recipe(tmp_path, "run", *FULL))
     (tmp_path / "run" / "reference.safetensors").unlink()
@@ -376,7 +377,7 @@ def test_a_full_disk_is_one_message_and_costs_nothing(
 
 
 def test_a_report_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_call(monkeypatch, rl, "rollout", 2, crash, after=False)
+    at_call(monkeypatch, Workbench, "play", 2, crash, after=False)
     at_call(monkeypatch, ladder, "write_reports", 1, _full, after=False)
     with pytest.raises(Crash):
         train(digit_recipe(tmp_path))

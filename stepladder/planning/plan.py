@@ -29,10 +29,10 @@ from stepladder.planning.memory import (
 from stepladder.planning.shape import Shape, lora_parameters
 from stepladder.planning.sources import model_shape
 from stepladder.planning.speed import forward_seconds, play_seconds, update_seconds
-from stepladder.recipe.config import RUNG_SECTIONS, Recipe
+from stepladder.recipe.config import Recipe, rung_sections
 from stepladder.recipe.run import RolloutSection
 
-SCORING = ("reward_model", "process_reward_model")
+SCORING = tuple(name for name, section in rung_sections().items() if not section.trains_policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def plan_recipe(
     plan = Plan(recipe.model.name, shape, device, dtype, adapter, ())
     rungs = [
         _rung(recipe, name, plan, machine, shape_by_name)
-        for name in RUNG_SECTIONS
+        for name in rung_sections()
         if getattr(recipe, name) is not None
     ]
     return replace(plan, rungs=tuple(rungs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -28,18 +28,9 @@ from stepladder.recipe.run import (
     RolloutSection,
     RunSection,
 )
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection, Section
 from stepladder.recipe.sft import SftSection
 
-RUNG_SECTIONS = (  # what trains
-    "sft",
-    "distillation",
-    "rejection_sampling",
-    "preference",
-    "reward_model",
-    "process_reward_model",
-    "rl",
-)
 PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
@@ -69,18 +60,18 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     engine: EngineSection = EngineSection()
     sft: SftSection | None = None
+    distillation: DistillationSection | None = None
+    rejection_sampling: RejectionSamplingSection | None = None
     preference: PreferenceSection | None = None
     reward_model: RewardModelSection | None = None
     process_reward_model: ProcessRewardModelSection | None = None
-    rejection_sampling: RejectionSamplingSection | None = None
-    distillation: DistillationSection | None = None
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
     def check(self) -> Recipe:
         """What no single section can see."""
-        if all(getattr(self, rung) is None for rung in RUNG_SECTIONS):
+        if all(getattr(self, rung) is None for rung in rung_sections()):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
         self.engine.check_exact(self.run.exact)
         if self.environment is None:
@@ -154,6 +145,12 @@ class Recipe(Section):
         else:
             return
         raise ValueError(f'{wants}, and there is none: add a section [environment] with name = "calculator"')
+
+
+def rung_sections() -> dict[str, type[RungSection]]:
+    """Return the section of each rung by its name, in the order in which the rungs are climbed."""
+    kinds = ((name, get_args(field.annotation)) for name, field in Recipe.model_fields.items())
+    return {name: args[0] for name, args in kinds if args and issubclass(args[0], RungSection)}
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection
 
 
-class DistillationSection(Section):
+class DistillationSection(RungSection):
     """A teacher, a second model with the same vocabulary, scores every token; the policy moves towards it."""
+
+    label: ClassVar[str] = "after distillation"
 
     teacher: str = Field(description="a run folder, a model folder, a bundled name or a hub id")
     teacher_dtype: Literal["auto", "float32", "bfloat16"] = Field(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection
 
 
-class FittingSection(Section):
+class FittingSection(RungSection):
     """Epochs, batches and the learning rate of supervised updates."""
 
     epochs: int = Field(10, ge=1, description="at most; early stop comes first")

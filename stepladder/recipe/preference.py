@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection
 
 Loss = Literal["dpo", "cdpo", "robust", "ipo", "simpo", "kto", "orpo"]
 
@@ -26,8 +26,11 @@ TAKES: dict[str, tuple[str, ...]] = {
 WITHOUT_REFERENCE = ("simpo", "orpo")
 
 
-class PreferenceSection(Section):
+class PreferenceSection(RungSection):
     """Preference optimisation: DPO and its relatives on pairs, KTO on single answers."""
+
+    label: ClassVar[str] = "after preference optimisation"
+    writes: ClassVar[tuple[str, ...]] = ("reference_logprobs.safetensors",)
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
     data: str | None = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,9 @@ SOLUTIONS_PER_TASK = 4
 
 class ProcessRewardModelSection(ScoringSection):
     """A process reward model on labelled steps, saved to `process_reward_model/` of the run."""
+
+    label: ClassVar[str] = "after the process reward model"
+    writes: ClassVar[tuple[str, ...]] = ("steps.jsonl",)
 
     data: str | None = Field(None, description="a file of solutions with a label for each step")
     solutions: int = Field(0, ge=0, description="made by the environment, with labels; 0 with another source")

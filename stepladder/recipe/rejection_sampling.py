@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,10 @@ class Selection(Section):
 
 class RejectionSamplingSection(Selection, FittingSection):
     """Sample episodes from the policy, keep the good ones, fine-tune on their own tokens; repeat."""
+
+    label: ClassVar[str] = "after rejection sampling"
+    rows: ClassVar[tuple[str, ...]] = ("accepted.jsonl", "pairs.jsonl")
+    writes: ClassVar[tuple[str, ...]] = ("rejection_sampling_start.safetensors",)
 
     samples: int = Field(8, ge=1, description="episodes of each task")
     tasks: int = Field(128, ge=1, description="tasks a round, drawn from the training split")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from stepladder.recipe.scoring import ScoringSection
 
 class RewardModelSection(ScoringSection):
     """A reward model on pairs or rankings (Bradley-Terry), saved to `reward_model/` of the run."""
+
+    label: ClassVar[str] = "after the reward model"
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
     data: str | None = Field(None, description="a file of preferences or rankings")

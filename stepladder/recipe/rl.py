@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,11 +11,14 @@ from stepladder.algorithms import ALGORITHMS, Algorithm
 from stepladder.errors import nearest
 from stepladder.recipe.rl_checks import check_row, with_kl
 from stepladder.recipe.rl_parts import BonusSection, CriticSection
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection
 
 
-class RlSection(Section):
+class RlSection(RungSection):
     """Reinforcement learning: `tasks_per_step` groups of `group_size` episodes, then an update."""
+
+    label: ClassVar[str] = "after RL"
+    writes: ClassVar[tuple[str, ...]] = ("reference.safetensors",)
 
     algorithm: str = Field("grpo", description="a row of stepladder/algorithms.py")
     steps: int = Field(50, ge=1, description="batches of rollouts, each followed by its updates")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import RungSection
 
 
-class ScoringSection(Section):
+class ScoringSection(RungSection):
     """Epochs over scored rows on a copy of the policy, which itself stays as it is."""
+
+    trains_policy: ClassVar[bool] = False
 
     epochs: int = Field(3, ge=1, description="at most; early stop comes first")
     batch_size: int = Field(16, ge=1, description="rows per optimiser step")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from stepladder.recipe.fitting import FittingSection
 
 class SftSection(FittingSection):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
+
+    label: ClassVar[str] = "after the warm start (SFT)"
 
     epochs: int = Field(
         10,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stepladder.reports.run import RunData
 
 NONE_BETTER = "no epoch was better; the weights are those the {} began with"
-ROUNDS = "rejection_sampling"  # fits once a round
 
 
 def fit_texts(run: RunData) -> list[str]:
@@ -20,10 +19,13 @@ def fit_texts(run: RunData) -> list[str]:
         if epoch <= last.get((phase, fit), (0.0, 0.0))[0]:  # epochs are counted anew: the next round
             fit = count[phase] = fit + 1
         last[phase, fit] = (epoch, record["best_epoch"])
-    return [_sentence(phase, fit) for (phase, fit), (_, best) in last.items() if best == 0]
+    in_rounds = {str(record.get("phase")) for record in run.metrics if "round" in record}
+    return [
+        _sentence(phase, fit, phase in in_rounds) for (phase, fit), (_, best) in last.items() if best == 0
+    ]
 
 
-def _sentence(phase: str, fit: int) -> str:
-    if phase == ROUNDS:
+def _sentence(phase: str, fit: int, in_rounds: bool) -> str:
+    if in_rounds:
         return f"{phase}, round {fit}: {NONE_BETTER.format('round')}"
     return f"{phase}: {NONE_BETTER.format('rung')}"

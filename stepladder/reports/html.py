@@ -139,7 +139,7 @@ def _chart(run: RunData, phase: str, key: str, records: Sequence[Record]) -> Cha
             for row in rung_rows(run)
             if row.rung != phase and (value := getattr(row, key)) is not None
         ]
-    return Chart(title, hint, curve, points, levels if phase == "rl" else (), bounds)
+    return Chart(title, hint, curve, points, levels, bounds)
 
 
 def _eval_point(record: Record, key: str) -> tuple[float, float, float, float]:

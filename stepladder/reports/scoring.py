@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stepladder.recipe.config import rung_sections
 from stepladder.reports.tables import number, percent
-
-NAMES = {"reward_model": "Reward model", "process_reward_model": "Process reward model"}
 
 
 def scoring_texts(run: Path) -> list[str]:
     """A block for each reward model in the run folder; none where it has not been trained or validated."""
     blocks = []
-    for folder, title in NAMES.items():
+    for folder in (name for name, section in rung_sections().items() if not section.trains_policy):
+        title = folder.replace("_", " ").capitalize()
         file = run / folder / "reward_model.json"
         info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if info.get("held_out"):

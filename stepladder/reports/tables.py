@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepladder.recipe.config import rung_sections
 from stepladder.reports.run import Record, RunData
 
 LABELS = {
     "raw": "raw model",
     "few-shot": "raw model, shown worked examples",
-    "sft": "after the warm start (SFT)",
-    "preference": "after preference optimisation",
-    "rejection_sampling": "after rejection sampling",
-    "distillation": "after distillation",
+    **{name: section.label for name, section in rung_sections().items()},
     "more-sft": "control: more SFT instead of RL",
-    "rl": "after RL",
 }
 NONE = "-"
 
@@ -136,14 +133,15 @@ def families(rows: Sequence[RungRow]) -> list[str]:
 def example_pair(rows: Sequence[RungRow]) -> tuple[tuple[RungRow, Record], tuple[RungRow, Record]] | None:
     """One trajectory before and one after training, of the same task where both rungs have one.
 
-    Before is the first rung, after is RL's (else the last). The first task in common is taken: it is not
+    Before is the first rung, after is the last that was climbed. The first task in common is taken: it is not
     chosen by how well it went.
     """
     with_examples = [row for row in rows if row.examples]
     if len(with_examples) < 2:
         return None
     before = with_examples[0]
-    after = next((row for row in with_examples[1:] if row.rung == "rl"), with_examples[-1])
+    climbed = [row for row in with_examples[1:] if row.rung in rung_sections()]
+    after = climbed[-1] if climbed else with_examples[-1]
     later = {task_id(example): example for example in reversed(after.examples)}
     for example in before.examples:
         if task_id(example) in later:

@@ -6,13 +6,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.config import Recipe, rung_sections
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE
-from stepladder.run.training_files import ACCEPTED, PAIRS
 
 LOCK = ".lock"
 ENVIRONMENT = "environment.json"
-SAMPLING = "rejection_sampling"  # the only rung that writes rows of data
 
 
 def log_names(sections: Collection[str]) -> tuple[str, ...]:
@@ -21,20 +19,17 @@ def log_names(sections: Collection[str]) -> tuple[str, ...]:
     >>> log_names(["model", "rl"])[-1]
     'trajectories/rl.jsonl'
     """
-    phases = sorted(sections)
-    top = [METRICS, EVALUATIONS, ALARMS]
-    if SAMPLING in sections:
-        top += [ACCEPTED, PAIRS]
-        phases += [Path(ACCEPTED).stem, Path(PAIRS).stem]
-    return (*top, *(f"trajectories/{phase}.jsonl" for phase in phases))
+    rows = [name for rung, section in rung_sections().items() if rung in sections for name in section.rows]
+    phases = [*sorted(sections), *(Path(name).stem for name in rows)]
+    return (METRICS, EVALUATIONS, ALARMS, *rows, *(f"trajectories/{phase}.jsonl" for phase in phases))
 
 
 _WRITTEN = frozenset(
     {
         *(RECIPE, ENVIRONMENT, DATA, LOCK, "plan.json", "report.html", "summary.txt"),
-        *(METRICS, EVALUATIONS, ALARMS, ACCEPTED, PAIRS, "steps.jsonl"),
-        *("trajectories", "checkpoints", "final", "reward_model", "process_reward_model"),
-        *("rejection_sampling_start.safetensors", "reference_logprobs.safetensors", "reference.safetensors"),
+        *(METRICS, EVALUATIONS, ALARMS, "trajectories", "checkpoints", "final"),
+        *(name for section in rung_sections().values() for name in (*section.rows, *section.writes)),
+        *(rung for rung, section in rung_sections().items() if not section.trains_policy),
         *("tensorboard", "wandb"),
     }
 )

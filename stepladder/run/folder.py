@@ -35,17 +35,13 @@ from filelock import FileLock, Timeout
 
 from stepladder.atomic import write_file
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
-from stepladder.planning.plan import SCORING
-from stepladder.recipe.config import bundled_recipes
+from stepladder.recipe.config import bundled_recipes, rung_sections
 from stepladder.reports.run import ALARMS, DATA, EVALUATIONS, METRICS, RECIPE, read_jsonl
 from stepladder.run.files import ENVIRONMENT, LOCK, log_names, strange_names
 from stepladder.run.provenance import describe_environment
 from stepladder.run.records import encode_line, to_json, trajectory_to_dict
 from stepladder.run.toml import to_toml
 from stepladder.types import Trajectory
-
-# Sections whose rungs leave a model in final/.
-TRAIN_A_POLICY = {"sft", "distillation", "rejection_sampling", "preference", "rl"}
 
 
 class RunFolder:
@@ -305,11 +301,12 @@ def model_folder(name: str) -> str | Path:
         )
     if (path / RECIPE).is_file():
         if not (path / "final").is_dir():
-            scores = next((n for n in SCORING if (path / n).is_dir()), None)
-            if scores is not None and not read_recipe(path).keys() & TRAIN_A_POLICY:
+            asked = [(name, kind) for name, kind in rung_sections().items() if name in read_recipe(path)]
+            scores = [name for name, kind in asked if not kind.trains_policy and (path / name).is_dir()]
+            if scores and not any(kind.trains_policy for _, kind in asked):
                 raise ConfigError(
                     f"the run {path} trained scores and no policy; use it in a recipe, as "
-                    f'environment.rewards = ["{scores}:{path / scores}"], or name another run'
+                    f'environment.rewards = ["{scores[0]}:{path / scores[0]}"], or name another run'
                 )
             raise ConfigError(
                 f"the run {path} has not finished: it holds no final/ model. Continue it with "

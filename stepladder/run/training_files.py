@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.rewards.reward import prompt_length
 from stepladder.types import Message, Trajectory
 
-ACCEPTED = "accepted.jsonl"
-PAIRS = "pairs.jsonl"
+ACCEPTED, PAIRS = RejectionSamplingSection.rows
 
 
 def accepted_row(trajectory: Trajectory) -> dict[str, Any]:

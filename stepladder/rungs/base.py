@@ -54,7 +54,6 @@ class Rung:
     """
 
     name: ClassVar[str]
-    trains_policy: ClassVar[bool] = True  # False: no evaluation after it, the policy is what it was
     syncs_engine: ClassVar[bool] = False  # True: the engine has the last weights when `climb` is over
 
     def __init__(self, run: Run) -> None:

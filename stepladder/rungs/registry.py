@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.config import Recipe, rung_sections
 from stepladder.rungs.base import Rung
 from stepladder.rungs.distillation.rung import DistillationRung
 from stepladder.rungs.preference.rung import PreferenceRung
@@ -30,6 +30,11 @@ RUNGS = {rung.name: rung for rung in _IN_ORDER}
 def rungs_of(recipe: Recipe) -> list[type[Rung]]:
     """Return the rungs whose section the recipe has, in order."""
     return [rung for name, rung in RUNGS.items() if getattr(recipe, name) is not None]
+
+
+def trains_policy(rung: type[Rung]) -> bool:
+    """Return whether the policy is another one after the rung."""
+    return rung_sections()[rung.name].trains_policy
 
 
 def prepare_run(recipe: Recipe) -> Workbench:

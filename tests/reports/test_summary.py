@@ -120,7 +120,8 @@ def test_a_fit_that_ends_where_it_began_is_named(tmp_path: Path) -> None:
         {"step": i, "phase": phase, "validation_loss": 1.0, "epoch": float(epoch), "best_epoch": float(best)}
         for i, (phase, epoch, best) in enumerate(found)
     ]
-    _lines(tmp_path / "run", "metrics.jsonl", records)
+    sampled = {"step": 0, "phase": "rejection_sampling", "round": 1.0}  # as before each of its fits
+    _lines(tmp_path / "run", "metrics.jsonl", [sampled, *records])
     text = summarise(tmp_path / "run")
     said = "no epoch was better; the weights are those the"
     assert f"rejection_sampling, round 2: {said} round began with\npreference: {said} rung began with" in text

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from stepladder.atomic import _sibling
 from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
-from stepladder.ladder import RUNGS
 from stepladder.planning import measured
 from stepladder.reports import write
 from stepladder.reports.run import read_jsonl, read_run
 from stepladder.run import folder as run_folder
 from stepladder.run import training_files as rows
 from stepladder.run.files import is_written
-from stepladder.run.folder import TRAIN_A_POLICY, RunFolder, model_folder
+from stepladder.run.folder import RunFolder, model_folder
 from stepladder.run.provenance import cpu_model, git_state
 from stepladder.rungs.preference import reference_logprobs
 from stepladder.rungs.rejection_sampling import rung as rejection_sampling
@@ -360,4 +359,3 @@ def test_a_run_that_goes_on_after_its_scores_has_not_finished(tmp_path: Path) ->
         (run.path / "reward_model").mkdir()
     with pytest.raises(ConfigError, match=r"has not finished.*stepladder resume"):
         model_folder(str(tmp_path / "run"))
-    assert {name for name, rung in RUNGS.items() if rung.trains_policy} == TRAIN_A_POLICY

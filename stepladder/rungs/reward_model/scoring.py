@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,8 +30,6 @@ class ScoringRung(Rung):
 
     Subclasses give `settings` and `climb`, which calls `fit` and `export`.
     """
-
-    trains_policy: ClassVar[bool] = False
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
