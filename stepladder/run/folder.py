@@ -301,9 +301,9 @@ def model_folder(name: str) -> str | Path:
         )
     if (path / RECIPE).is_file():
         if not (path / "final").is_dir():
-            asked = [(name, kind) for name, kind in rung_sections().items() if name in read_recipe(path)]
-            scores = [name for name, kind in asked if not kind.trains_policy and (path / name).is_dir()]
-            if scores and not any(kind.trains_policy for _, kind in asked):
+            rungs, asked = rung_sections().items(), read_recipe(path)
+            scores = [name for name, kind in rungs if not kind.trains_policy and (path / name).is_dir()]
+            if scores and not any(kind.trains_policy for name, kind in rungs if name in asked):
                 raise ConfigError(
                     f"the run {path} trained scores and no policy; use it in a recipe, as "
                     f'environment.rewards = ["{scores[0]}:{path / scores[0]}"], or name another run'
