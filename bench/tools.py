@@ -25,7 +25,7 @@ from stepladder.data.chat.renderer import Renderer
 from stepladder.engines.local.engine import LocalEngine
 from stepladder.environments.environment import as_world
 from stepladder.environments.tools import ToolBox, tool
-from stepladder.play.agents import policy_agents
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, rollout
 from stepladder.policies.pretrained import load_model
 from stepladder.types import Generation, Message, Reset, Sampling, Step, Task, ToolCall, Trajectory

@@ -229,3 +229,9 @@ def to_tasks(values: Any, *, split: str, where: str) -> tuple[Task, ...]:
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         raise DataError(f"{where} gave {shown(values)} as the tasks of split {split!r}; give a list of tasks")
     return tuple(to_task(value, split=split, index=i, where=where) for i, value in enumerate(values))
+
+
+def require_index(count: int, split: str, i: int) -> None:
+    """What `get(split, i)` of a world of numbered tasks begins with. Raises DataError."""
+    if not 0 <= i < count:
+        raise DataError(f"split {split!r} has the tasks 0 to {count - 1}; got {i}")

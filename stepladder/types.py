@@ -164,6 +164,13 @@ class Score:
     explanation: str = ""
     turns: tuple[float, ...] = ()
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether the part "correct" is 1 or more, or, where there is none, the value."""
+        correct = self.parts.get("correct")
+        worth = self.value if correct is None else correct
+        return worth is not None and worth >= 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Reset:
@@ -262,7 +269,8 @@ StopReason: TypeAlias = Literal["terminated", "truncated", "max_turns", "length"
 class Trajectory:
     """The record of one episode. `rewards[k]` belongs to turn k; `score` is None inside when unscored.
 
-    `tools` are those that the episode began with.
+    `tools` are those that the episode began with. `success` is settled once, by what the environment says of
+    itself or else by its score, and stays when rewards, bonuses and penalties are added to the score.
     """
 
     id: str
@@ -278,6 +286,20 @@ class Trajectory:
     samples: tuple[TrainingSample, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
+    success: bool | None = None
+
+    @property
+    def solved(self) -> bool:
+        """Whether the episode succeeded; a record in which that was not settled is judged by its score."""
+        if self.failure is not None:
+            return False
+        return self.score.succeeded if self.success is None else self.success
+
+    @property
+    def used_tool(self) -> bool:
+        """Whether at least one tool call could be read; a malformed one does not count."""
+        said = (m for m in self.messages if m.role == "assistant")
+        return any(call.error is None for m in said for call in m.tool_calls)
 
     @property
     def truncated(self) -> bool:

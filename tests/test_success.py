@@ -13,7 +13,6 @@ from stepladder.environments.environment import as_world
 from stepladder.environments.mixed import MixedWorld
 from stepladder.environments.tools import tool
 from stepladder.errors import ConfigError
-from stepladder.evaluation import solved
 from stepladder.recipe.config import parse_recipe
 from stepladder.recipe.rejection_sampling import Selection
 from stepladder.recipe.rl_parts import BonusSection
@@ -84,7 +83,7 @@ def exact(answer: str) -> float:
 
 
 def successes(group: Group) -> list[bool]:
-    return [solved(t) for t in group.trajectories]
+    return [t.solved for t in group.trajectories]
 
 
 def test_a_reward_beside_the_environment_changes_the_score_and_not_success(stage: Stage) -> None:
@@ -135,10 +134,17 @@ def test_success_is_kept_in_files_and_older_files_are_judged_by_their_score(stag
     wrong, right = play(stage, Sum, ("6", "5"), likes_wrong_answers).trajectories
 
     def back(trajectory: Trajectory, **changes: Any) -> bool:
-        return solved(trajectory_from_dict({**trajectory_to_dict(trajectory), **changes}))
+        return trajectory_from_dict({**trajectory_to_dict(trajectory), **changes}).solved
 
     assert [back(wrong), back(right)] == [False, True]
-    assert [back(wrong, info={}), back(right, info={})] == [True, False]  # 1.3 and .4
+    assert [back(wrong, success=None), back(right, success=None)] == [True, False]  # 1.3 and .4
+
+    def of_older_files(trajectory: Trajectory, said: bool) -> bool:
+        record = {**trajectory_to_dict(trajectory), "info": {"success": said}}
+        del record["success"]
+        return trajectory_from_dict(record).solved
+
+    assert [of_older_files(wrong, False), of_older_files(right, True)] == [False, True]
 
 
 def test_an_environment_that_nobody_judges_is_told_before_a_model_is_loaded() -> None:

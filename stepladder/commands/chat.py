@@ -12,7 +12,7 @@ from rich.console import Console
 from stepladder.commands.playground import run_sections
 from stepladder.environments.tools import ToolBox
 from stepladder.errors import ConfigError
-from stepladder.play.agents import Agent
+from stepladder.play.agent import Agent
 from stepladder.play.rollout import derive_seed
 from stepladder.recipe.config import eval_recipe
 from stepladder.reports.run import RECIPE

@@ -24,7 +24,7 @@ from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare
 from stepladder.evaluation.curves import Curve, Kind, Point, crossover, curve
 from stepladder.evaluation.samples import TaskSamples, play_samples, read_samples
-from stepladder.play.agents import Agents
+from stepladder.play.agent import Agents
 from stepladder.plugins import load_object
 from stepladder.reports.evaluation import evaluation_page, evaluation_plots
 from stepladder.rewards.reward import Reward, as_reward

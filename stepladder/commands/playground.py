@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError
-from stepladder.play.agents import Agents, EndpointAgent, endpoint_client, require_endpoint
+from stepladder.play.agent import Agents
+from stepladder.play.endpoint_agent import EndpointAgent, endpoint_client, require_endpoint
 from stepladder.play.loop_thread import LoopThread
 from stepladder.play.rollout import Limits, Scorer
 from stepladder.recipe.config import EvalRecipe, eval_recipe

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from stepladder.diagnostics.variety import Solved, open_groups
+from stepladder.diagnostics.variety import open_groups
 from stepladder.types import Group
 
 Ids = tuple[int, ...]
 
 
-def responses(groups: Sequence[Group], solved: Solved) -> dict[Ids, list[Ids]]:
+def responses(groups: Sequence[Group]) -> dict[Ids, list[Ids]]:
     """Prompt -> what was sampled after it, over open groups, at the first turn whose prompts differ.
 
     Prompts with fewer than two responses are left out; empty where fewer than two prompts are left.
     """
-    played = [t for members in open_groups(groups, solved) for t in members]
+    played = [t for members in open_groups(groups) for t in members]
     for k in range(max((len(t.turns) for t in played), default=0)):
         table: dict[Ids, list[Ids]] = {}
         for t in played:
@@ -38,12 +38,12 @@ def responses(groups: Sequence[Group], solved: Solved) -> dict[Ids, list[Ids]]:
     return {}
 
 
-def prompt_retrieval(groups: Sequence[Group], solved: Solved) -> float:
+def prompt_retrieval(groups: Sequence[Group]) -> float:
     """How much better than chance responses are attributed to their prompts: 0 chance, 1 always.
 
     NaN where there are not two prompts with two responses each.
     """
-    table = responses(groups, solved)
+    table = responses(groups)
     return retrieval(list(table.values())) if table else math.nan
 
 

@@ -7,23 +7,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
-from stepladder.diagnostics.variety import Solved
 from stepladder.types import Failure, Group, Message, Trajectory
 
 BOUNDARIES: tuple[str, ...] = get_args(get_type_hints(Failure)["boundary"])
 
 
-def health_metrics(groups: Sequence[Group], version: int, solved: Solved) -> dict[str, float]:
+def health_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Numbers of one step's episodes. version: of the weights that are about to be updated with them."""
     played = [t for g in groups for t in g.trajectories]
     whole = [t for t in played if t.failure is None]
     return {
         **failure_counts(played),
         **staleness(whole, version),
-        **recovery(whole, solved),
+        **recovery(whole),
         "masked_tokens": masked_share(whole),
-        "solved_groups": _share_of_groups(groups, solved, True),
-        "unsolved_groups": _share_of_groups(groups, solved, False),
+        "solved_groups": _share_of_groups(groups, True),
+        "unsolved_groups": _share_of_groups(groups, False),
     }
 
 
@@ -55,13 +54,13 @@ def masked_share(trajectories: Sequence[Trajectory]) -> float:
     return 1 - sum(map(sum, masks)) / total if total else math.nan
 
 
-def recovery(trajectories: Sequence[Trajectory], solved: Solved) -> dict[str, float]:
+def recovery(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Self-correction: `tool_errors`, the share of episodes with a failed call, and of those `recovered`.
 
     Recovered: a later call of the episode worked, or the episode was solved all the same.
     """
     erred = [t for t in trajectories if any(map(failed_call, t.messages))]
-    back = [t for t in erred if solved(t) or _worked_after(t.messages)]
+    back = [t for t in erred if t.solved or _worked_after(t.messages)]
     return {
         "tool_errors": len(erred) / max(len(trajectories), 1),
         "recovered": len(back) / len(erred) if erred else math.nan,
@@ -78,10 +77,10 @@ def _worked_after(messages: Sequence[Message]) -> bool:
     return not all(answers[answers.index(True) :])
 
 
-def _share_of_groups(groups: Sequence[Group], solved: Solved, wanted: bool) -> float:
+def _share_of_groups(groups: Sequence[Group], wanted: bool) -> float:
     """Groups whose members that did not fail all succeeded, or all did not."""
     count = 0
     for group in groups:
-        whole = [solved(t) for t in group.trajectories if t.failure is None]
+        whole = [t.solved for t in group.trajectories if t.failure is None]
         count += bool(whole) and all(s is wanted for s in whole)
     return count / max(len(groups), 1)

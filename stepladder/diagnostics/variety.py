@@ -7,32 +7,30 @@ solved has equal scores and equal answers because it is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from stepladder.types import Group, Trajectory
 
-Solved = Callable[[Trajectory], bool]
 
-
-def open_groups(groups: Sequence[Group], solved: Solved) -> list[list[Trajectory]]:
+def open_groups(groups: Sequence[Group]) -> list[list[Trajectory]]:
     """The scored members of each group that is not simply solved; groups with fewer than two are left out."""
     out = []
     for group in groups:
         scored = [t for t in group.trajectories if t.failure is None and t.score.value is not None]
-        if len(scored) >= 2 and not all(map(solved, scored)):
+        if len(scored) >= 2 and not all(t.solved for t in scored):
             out.append(scored)
     return out
 
 
-def variety_metrics(groups: Sequence[Group], solved: Solved) -> dict[str, float]:
+def variety_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`open_groups`, and over them `reward_std`, `sibling_overlap` and `surprisal` (NaN where none is open).
 
     reward_std: mean population standard deviation of the scores in a group. sibling_overlap: see
     `overlap`. surprisal: mean −log p of the sampled tokens, in nats: an estimate of the policy's entropy at
     the sampling temperature.
     """
-    opened = open_groups(groups, solved)
+    opened = open_groups(groups)
     tokens = [p for members in opened for t in members for turn in t.turns for p in turn.logprobs]
     return {
         "open_groups": len(opened) / max(len(groups), 1),

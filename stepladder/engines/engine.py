@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from stepladder.engines.request import Stats
+from stepladder.engines.stats import Stats
 from stepladder.types import Generation, Sampling
 
 

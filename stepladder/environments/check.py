@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepladder.deadlines import DaemonExecutor
-from stepladder.environments.environment import CheckedEnvironment, CheckedWorld, as_world, load_world
+from stepladder.environments.checked import CheckedEnvironment, CheckedWorld
+from stepladder.environments.environment import as_world, load_world
 from stepladder.environments.probes import awkward_messages, example, schema_problems
 from stepladder.types import Message, Step, Task, Tool, ToolCall
 

@@ -19,13 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepladder.environments.environment import (
-    CheckedEnvironment,
-    CheckedWorld,
-    as_world,
-    load_world,
-    require_index,
-)
+from stepladder.boundary import require_index
+from stepladder.environments.checked import CheckedEnvironment, CheckedWorld
+from stepladder.environments.environment import as_world, load_world
 from stepladder.errors import ConfigError, nearest
 from stepladder.types import Message, Reset, Step, Task
 

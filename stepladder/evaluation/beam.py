@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from stepladder.data.chat.renderer import Renderer
 from stepladder.engines.engine import Engine
 from stepladder.errors import ConfigError, RewardError
-from stepladder.play.agents import Act, Agents, PolicyAgent
+from stepladder.play.agent import Act, Agents
+from stepladder.play.policy_agent import PolicyAgent
 from stepladder.play.rollout import derive_seed
 from stepladder.types import Generation, Message, Sampling
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
+from stepladder.environments.checked import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
-from stepladder.play.agents import Agents
-from stepladder.play.rollout import Limits, Scorer, rollout, succeeded
+from stepladder.play.agent import Agents
+from stepladder.play.rollout import Limits, Scorer, rollout
 from stepladder.reports.tables import wilson_interval
 from stepladder.types import Message, Reset, Task, Trajectory
 
@@ -38,27 +38,10 @@ class Evaluation:
         return self.solved / self.n
 
 
-def solved(trajectory: Trajectory) -> bool:
-    """Did the episode succeed? By `info["success"]`, which a rollout settles before anything is added to the
-    score; in a record without it by the score's part "correct", or a score of 1 or more."""
-    if trajectory.failure is not None:
-        return False
-    if "success" in trajectory.info:
-        return bool(trajectory.info["success"])
-    return succeeded(trajectory.score)
-
-
 def held_out(world: CheckedWorld, split: str, n: int) -> list[Task]:
     """The first `n` tasks of a split. Raises ConfigError where there are fewer."""
-    require_tasks(world, split, n)
+    world.require(split, n)
     return [world.get(split, i) for i in range(n)]
-
-
-def require_tasks(world: CheckedWorld, split: str, n: int) -> None:
-    """Raise ConfigError where `split` is not there or has fewer than `n` tasks."""
-    count = world.count(split)
-    if count < n:
-        raise ConfigError(f"the split {split!r} has {count} tasks, {n} were asked for; try tasks = {count}")
 
 
 async def evaluate(
@@ -103,13 +86,13 @@ def summarise(played: Sequence[Trajectory], temperature: float, seconds: float) 
     by_domain: dict[str, tuple[int, int]] = {}
     for t in played:
         right, n = by_domain.get(t.task.domain, (0, 0))
-        by_domain[t.task.domain] = (right + solved(t), n + 1)
-    total = sum(solved(t) for t in played)
+        by_domain[t.task.domain] = (right + t.solved, n + 1)
+    total = sum(t.solved for t in played)
     return Evaluation(
         n=len(played),
         solved=total,
         interval=wilson_interval(total, len(played)),
-        tool_rate=sum(used_tool(t) for t in played) / len(played),
+        tool_rate=sum(t.used_tool for t in played) / len(played),
         mean_tokens=sum(t.num_sampled_tokens for t in played) / len(played),
         failed=sum(t.failure is not None for t in played),
         truncated=sum(t.truncated for t in played),
@@ -117,13 +100,6 @@ def summarise(played: Sequence[Trajectory], temperature: float, seconds: float) 
         seconds=seconds,
         temperature=temperature,
         trajectories=tuple(played),
-    )
-
-
-def used_tool(trajectory: Trajectory) -> bool:
-    """At least one tool call that could be read; a malformed one does not count."""
-    return any(
-        call.error is None for m in trajectory.messages if m.role == "assistant" for call in m.tool_calls
     )
 
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.environments.environment import CheckedWorld
-from stepladder.evaluation.held_out import solved
-from stepladder.play.agents import Agents
+from stepladder.environments.checked import CheckedWorld
+from stepladder.play.agent import Agents
 from stepladder.play.rollout import Limits, Progress, Scorer, rollout
 from stepladder.rewards.reward import Reward, final_answer, score_group
 from stepladder.types import Group, Task, Trajectory
@@ -93,7 +92,7 @@ async def read_samples(
                 group.task.domain,
                 tuple(
                     Sample(
-                        solved(t),
+                        t.solved,
                         None if t.failure is not None or t.truncated else read(t),
                         None if scored is None else scored.trajectories[i].score.value,
                         t.num_sampled_tokens,

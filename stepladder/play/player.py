@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepladder.environments.environment import CheckedWorld
-from stepladder.play.agents import Agents
+from stepladder.environments.checked import CheckedWorld
+from stepladder.play.agent import Agents
 from stepladder.play.rollout import Limits, Progress, Scorer, rollout
 from stepladder.types import Group, Task
 

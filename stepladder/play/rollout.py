@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepladder.environments.environment import CheckedEnvironment, CheckedWorld
+from stepladder.environments.checked import CheckedEnvironment, CheckedWorld
 from stepladder.errors import BoundaryError, RewardError
-from stepladder.play.agents import Agent, Agents
+from stepladder.play.agent import Agent, Agents
 from stepladder.types import (
     Failure,
     Group,
@@ -272,18 +272,11 @@ class Episode:
 
 
 def with_success(trajectory: Trajectory) -> Trajectory:
-    """Settle `info["success"]` by the score as it is now, where it is not there: what is added later does not
-    change it."""
-    if trajectory.failure is not None or "success" in trajectory.info:
+    """Settle `success` where it is not: by `info["success"]` where a step gave it, else by the score."""
+    if trajectory.failure is not None or trajectory.success is not None:
         return trajectory
-    return replace(trajectory, info={**trajectory.info, "success": succeeded(trajectory.score)})
-
-
-def succeeded(score: Score) -> bool:
-    """Is the part "correct" 1 or more, or, where there is none, the score?"""
-    correct = score.parts.get("correct")
-    worth = score.value if correct is None else correct
-    return worth is not None and worth >= 1.0
+    said = trajectory.info.get("success", trajectory.score.succeeded)
+    return replace(trajectory, success=bool(said))
 
 
 async def _scored(group: Group, scorer: Scorer | None) -> Group:

@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.data.batching import PackedBatch, pack
 from stepladder.errors import ConfigError
 from stepladder.objectives.logprobs import chunked_logprobs
+from stepladder.policies.dropout import zero_dropout
 from stepladder.policies.fast.attention import NAME, Layout
 from stepladder.policies.fast.lean import lean_layers, recompute_layers
-from stepladder.policies.pretrained import zero_dropout
 from stepladder.types import TrainingSample
 
 log = logging.getLogger("stepladder")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from stepladder.errors import ConfigError, ModelNotFound, nearest
 from stepladder.policies.bundled import BUNDLED, ensure_bundled, say
+from stepladder.policies.dropout import zero_config_dropout, zero_dropout
 from stepladder.policies.merging import merge
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def load_model(
         model = _load_adapter(folder, dtype=dtype, device=device, attn_implementation=attn_implementation)
         return model, tokenizer
     config = load_config(folder)
-    _zero_config_dropout(config)
+    zero_config_dropout(config)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     try:
         with no_progress_bars():
@@ -143,31 +144,6 @@ def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def zero_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout of a model to 0, in its modules and in its config; the ratio-1 check needs it."""
-    import torch
-
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for key, value in list(vars(module).items()):  # such as `self.attention_dropout` of attention layers
-            if "dropout" in key and isinstance(value, float):
-                setattr(module, key, 0.0)
-    config = getattr(model, "config", None)
-    if config is not None:
-        _zero_config_dropout(config)
-
-
-def _zero_config_dropout(config: Any) -> None:
-    from transformers import PretrainedConfig
-
-    for key, value in list(vars(config).items()):
-        if isinstance(value, PretrainedConfig):
-            _zero_config_dropout(value)
-        elif isinstance(value, float) and ("dropout" in key or "pdrop" in key or "layerdrop" in key):
-            setattr(config, key, 0.0)
 
 
 @contextmanager

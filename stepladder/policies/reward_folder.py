@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from stepladder.atomic import atomic_directory
 from stepladder.errors import CheckpointError
 from stepladder.policies.checkpoint import load_tensors, save_tensors
+from stepladder.policies.dropout import zero_dropout
 from stepladder.policies.heads import ScalarHead, ScoredModel, freeze_output_layer
 from stepladder.policies.merging import merge
 from stepladder.policies.policy import Policy
@@ -38,7 +39,6 @@ from stepladder.policies.pretrained import (
     pick_dtype,
     resolve_model,
     tokenizer_in,
-    zero_dropout,
 )
 
 INFO = "reward_model.json"

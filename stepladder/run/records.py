@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepladder.evaluation import Evaluation, solved
+from stepladder.evaluation import Evaluation
 from stepladder.types import (
     Content,
     Failure,
@@ -78,6 +78,7 @@ def trajectory_to_dict(
         "failure": _failure_to_dict(trajectory.failure),
         "seconds": trajectory.seconds,
         "info": dict(trajectory.info),
+        "success": trajectory.success,
     }
     if samples:
         out["samples"] = [_sample_to_dict(sample) for sample in trajectory.samples]
@@ -99,6 +100,7 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
         seconds=record["seconds"],
         samples=tuple(_sample_from_dict(sample) for sample in record.get("samples", ())),
         info=record["info"],
+        success=record.get("success", record["info"].get("success")),  # older files have it in info
     )
 
 
@@ -254,6 +256,6 @@ def evaluation_record(rung: str, step: int, result: Evaluation, keep: int, decod
         "by_domain": {d: {"n": n, "success": right / n} for d, (right, n) in result.by_domain.items()},
         "seconds": result.seconds,
         "temperature": result.temperature,
-        "outcomes": "".join(str(int(solved(t))) for t in result.trajectories),
+        "outcomes": "".join(str(int(t.solved)) for t in result.trajectories),
         "examples": [trajectory_to_dict(t, decode=decode) for t in chosen[:keep]],
     }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import CheckpointError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from stepladder.engines.request import Stats
+from stepladder.engines.stats import Stats
 from stepladder.errors import EngineError, EnvironmentFault
-from stepladder.evaluation import solved, used_tool
 from stepladder.objectives.advantages import equal_within_float_noise
 from stepladder.rungs.accumulate import Metrics
 from stepladder.types import Group, Trajectory
@@ -30,8 +29,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     metrics: Metrics = {
         "episodes": float(len(played)),
         "reward": sum(value_of(t) for t in scored) / max(len(scored), 1),
-        "success": sum(solved(t) for t in whole) / n,
-        "tool_rate": sum(used_tool(t) for t in whole) / n,
+        "success": sum(t.solved for t in whole) / n,
+        "tool_rate": sum(t.used_tool for t in whole) / n,
         "malformed_rate": sum(_malformed(t) for t in whole) / n,
         "truncated": sum(t.truncated for t in whole) / n,
         "failed": float(len(played) - len(whole)),
@@ -47,7 +46,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         metrics[f"reward/{name}"] = sum(p for p in parts if p is not None) / max(len(parts), 1)
     for name in sorted({t.task.domain.partition("/")[0] for t in whole if "/" in t.task.domain}):
         of = [t for t in whole if t.task.domain.startswith(f"{name}/")]
-        metrics[f"success/{name}"] = sum(map(solved, of)) / len(of)
+        metrics[f"success/{name}"] = sum(t.solved for t in of) / len(of)
     return metrics
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stepladder.data.files.records import Record
 from stepladder.data.files.split import split_by_content
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.recipe.config import Recipe
 

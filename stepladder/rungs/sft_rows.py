@@ -10,7 +10,7 @@ from stepladder.data.files.datasets import convert, read_dataset
 from stepladder.data.files.formats import noun
 from stepladder.data.files.records import Demonstration, Text
 from stepladder.data.files.split import fingerprint_of, repeated, split_by_content
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.sft import SftSection

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.run.records import task_from_dict, task_to_dict
 from stepladder.types import Task

@@ -8,9 +8,9 @@ from typing import Any
 
 from stepladder.data.chat.renderer import Renderer
 from stepladder.engines.engine import PolicyEngine
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError
-from stepladder.play.agents import Agents, policy_agents
+from stepladder.play.agent import Agents
 from stepladder.play.loop_thread import LoopThread
 from stepladder.play.player import Player
 from stepladder.play.rollout import Limits, Scorer
@@ -26,6 +26,7 @@ class Workbench:
     """The parts of a run. `runner` owns the one event loop on which every episode of the run is played.
 
     The engine is made by `start_engine` when something is first sampled: a rung on files never needs one.
+    `make_agents(engine, temperature, max_tokens)` gives those that act.
     """
 
     recipe: Recipe | EvalRecipe
@@ -36,6 +37,7 @@ class Workbench:
     scorer: Scorer | None
     runner: LoopThread
     start_engine: Callable[[], PolicyEngine]
+    make_agents: Callable[[PolicyEngine, float, int | None], Agents]
     sources: Sources = field(default_factory=Sources)
     engine_version: int = 0
     memory: MemoryLimit = field(default_factory=MemoryLimit)
@@ -65,14 +67,7 @@ class Workbench:
 
     def agents(self, temperature: float, max_tokens: int | None = None) -> Agents:
         """Return agents that sample from the policy, up to `max_tokens` per turn (the recipe's)."""
-        r = self.recipe.rollout
-        return policy_agents(
-            self.engine,
-            self.renderer,
-            temperature=temperature,
-            max_tokens=max_tokens or r.max_tokens,
-            max_context=r.max_context,
-        )
+        return self.make_agents(self.engine, temperature, max_tokens)
 
     @property
     def player(self) -> Player:

@@ -108,8 +108,8 @@ def absolute(path: str) -> str:
 def import_path(text: str) -> str:
     """A "path/to/file.py:Name" made absolute; "package.module:Name" and bundled names are none.
 
-    >>> import_path("stepladder.play.agents:Agents"), import_path("calculator")
-    ('stepladder.play.agents:Agents', 'calculator')
+    >>> import_path("stepladder.play.agent:Agents"), import_path("calculator")
+    ('stepladder.play.agent:Agents', 'calculator')
     """
     file, colon, name = text.rpartition(":")
     return f"{absolute(file)}:{name}" if colon and file.endswith(".py") else text

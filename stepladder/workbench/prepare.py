@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import torch
 
 from stepladder.data.chat.renderer import Renderer
-from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.environments.checked import CheckedWorld
+from stepladder.environments.environment import load_world
 from stepladder.errors import ConfigError
-from stepladder.evaluation import require_tasks
 from stepladder.play.loop_thread import LoopThread
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, Scorer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
@@ -82,6 +83,13 @@ def prepare(recipe: Recipe | EvalRecipe, rungs: Sequence[Checks] = ()) -> Workbe
         scorer,
         runner,
         start_engine=lambda: make_engine(recipe, policy),
+        make_agents=lambda engine, temperature, max_tokens: policy_agents(
+            engine,
+            renderer,
+            temperature=temperature,
+            max_tokens=max_tokens or recipe.rollout.max_tokens,
+            max_context=recipe.rollout.max_context,
+        ),
         sources=sources,
     )
 
@@ -100,7 +108,7 @@ def check_evaluation(recipe: Recipe, world: CheckedWorld) -> None:
     """Raise ConfigError for held-out tasks or worked examples that are not there."""
     assert recipe.environment is not None
     e = recipe.evaluation
-    require_tasks(world, e.split, max(e.tasks, e.raw))
+    world.require(e.split, max(e.tasks, e.raw))
     if e.few_shot and not world.demonstrates:
         raise ConfigError(
             f"evaluation.few_shot={e.few_shot} needs worked examples, but the environment "

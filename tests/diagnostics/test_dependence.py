@@ -9,11 +9,6 @@ import pytest
 from episodes import episode, group
 
 from stepladder.diagnostics.dependence import prompt_retrieval, responses, retrieval
-from stepladder.types import Trajectory
-
-
-def unsolved(t: Trajectory) -> bool:
-    return False
 
 
 def test_responses_that_name_their_prompt_are_found() -> None:
@@ -43,15 +38,15 @@ def test_a_partial_dependence_lies_between() -> None:
 def test_the_first_turn_that_differs_is_asked() -> None:
     same = group("a", [episode(0.0, prompt=(0,), ids=(5,))] * 2)
     other = group("b", [episode(0.0, prompt=(1,), ids=(6,))] * 2)
-    assert responses([same, other], unsolved) == {(0,): [(5,), (5,)], (1,): [(6,), (6,)]}
-    assert prompt_retrieval([same, other], unsolved) == 1.0
+    assert responses([same, other]) == {(0,): [(5,), (5,)], (1,): [(6,), (6,)]}
+    assert prompt_retrieval([same, other]) == 1.0
 
 
 def test_one_prompt_or_single_responses_cannot_be_measured() -> None:
     same = group("a", [episode(0.0)] * 4)
-    assert math.isnan(prompt_retrieval([same], unsolved))
+    assert math.isnan(prompt_retrieval([same]))
     apart = group("b", [episode(0.0, prompt=(k,)) for k in range(3)])
-    assert math.isnan(prompt_retrieval([apart], unsolved))
+    assert math.isnan(prompt_retrieval([apart]))
     with pytest.raises(ValueError, match="two prompts"):
         retrieval([[(1,), (2,)]])
 
@@ -59,4 +54,4 @@ def test_one_prompt_or_single_responses_cannot_be_measured() -> None:
 def test_solved_groups_are_not_asked() -> None:
     a = group("a", [episode(1.0, prompt=(0,))] * 2)
     b = group("b", [episode(0.0, prompt=(1,))] * 2)
-    assert math.isnan(prompt_retrieval([a, b], lambda t: t.score.value == 1.0))
+    assert math.isnan(prompt_retrieval([a, b]))

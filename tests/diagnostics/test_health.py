@@ -14,11 +14,7 @@ from stepladder.diagnostics.health import (
     recovery,
     staleness,
 )
-from stepladder.types import Message, Trajectory
-
-
-def solved(t: Trajectory) -> bool:
-    return t.score.value == 1.0
+from stepladder.types import Message
 
 
 def test_failures_are_counted_by_boundary_and_unsolved_tasks_are_none() -> None:
@@ -64,11 +60,11 @@ def test_recovery_is_a_later_success_of_the_same_episode() -> None:
     lost = episode(0.0, messages=(tool("4"), tool("Error: division by zero")))
     anyway = episode(1.0, messages=(tool("Error: no such key"),))
     clean = episode(0.0, messages=(tool("Errors: 0"), tool("4")))
-    assert recovery([back, lost, anyway, clean], solved) == {
+    assert recovery([back, lost, anyway, clean]) == {
         "tool_errors": 0.75,
         "recovered": pytest.approx(2 / 3),
     }
-    assert math.isnan(recovery([clean], solved)["recovered"])
+    assert math.isnan(recovery([clean])["recovered"])
 
 
 def test_groups_by_outcome() -> None:
@@ -78,6 +74,6 @@ def test_groups_by_outcome() -> None:
         group("c", [episode(0.0), episode(None, failed="engine")]),
         group("d", [episode(None, failed="engine")]),
     ]
-    metrics = health_metrics(groups, 0, solved)
+    metrics = health_metrics(groups, 0)
     assert metrics["solved_groups"] == 0.25
     assert metrics["unsolved_groups"] == 0.25

@@ -10,18 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepladder.diagnostics.variety import open_groups, overlap, spread, variety_metrics
-from stepladder.types import Trajectory
-
-
-def solved(t: Trajectory) -> bool:
-    return (t.score.value or 0.0) >= 1.0
 
 
 def test_solved_groups_failures_and_unscored_episodes_are_left_out() -> None:
     done = group("a", [episode(1.0), episode(1.0)])
     mixed = group("b", [episode(1.0), episode(0.0), episode(None), episode(0.0, failed="tool")])
     alone = group("c", [episode(0.0), episode(0.0, failed="engine")])
-    (members,) = open_groups([done, mixed, alone], solved)
+    (members,) = open_groups([done, mixed, alone])
     assert [t.score.value for t in members] == [1.0, 0.0]
 
 
@@ -31,7 +26,7 @@ def test_the_numbers_by_hand() -> None:
     one = group("a", [episode(1.0, ids=(1, 2, 3, 4)), episode(0.0, ids=(1, 2, 3, 5))])
     two = group("b", [episode(0.0, ids=(7,)), episode(0.0, ids=(7,))])
     done = group("c", [episode(1.0, ids=(9,) * 50, logprob=-3.0)] * 2)
-    metrics = variety_metrics([one, two, done], solved)
+    metrics = variety_metrics([one, two, done])
     assert metrics["open_groups"] == pytest.approx(2 / 3)
     assert metrics["reward_std"] == pytest.approx(0.25)
     assert metrics["sibling_overlap"] == pytest.approx((1 / 3 + 1) / 2)
@@ -39,7 +34,7 @@ def test_the_numbers_by_hand() -> None:
 
 
 def test_where_nothing_is_open_there_is_no_number() -> None:
-    metrics = variety_metrics([group("a", [episode(1.0), episode(1.0)])], solved)
+    metrics = variety_metrics([group("a", [episode(1.0), episode(1.0)])])
     assert metrics.pop("open_groups") == 0.0
     assert all(math.isnan(value) for value in metrics.values())
 

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from stepladder.environments.environment import CheckedWorld, as_world, load_world
+from stepladder.environments.checked import CheckedWorld
+from stepladder.environments.environment import as_world, load_world
 from stepladder.environments.tools import tool
 from stepladder.errors import ConfigError, DataError, EnvironmentFault, RewardError
 from stepladder.types import Message, Reset, Score, Step, Task, ToolCall

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.environments.check import check_environment
-from stepladder.environments.environment import CheckedWorld, load_world
+from stepladder.environments.checked import CheckedWorld
+from stepladder.environments.environment import load_world
 from stepladder.environments.mixed import interleaved
 from stepladder.errors import ConfigError
 from stepladder.types import Message

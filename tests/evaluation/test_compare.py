@@ -28,7 +28,7 @@ from stepladder.evaluation.curves import curve
 from stepladder.evaluation.samples import Sample, TaskSamples, play_samples, read_samples
 from stepladder.ladder import train
 from stepladder.objectives.reward_model import calibration_error
-from stepladder.play.agents import Act, Record
+from stepladder.play.agent import Act, Record
 from stepladder.play.rollout import Limits
 from stepladder.rewards.reward import as_reward
 from stepladder.run.progress import Display

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.environments.environment import CheckedWorld, as_world
+from stepladder.environments.checked import CheckedWorld
+from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
 from stepladder.evaluation import (
     WithExamples,
     evaluate,
     held_out,
-    solved,
     summarise,
-    used_tool,
 )
-from stepladder.play.agents import Act, Record
-from stepladder.play.rollout import Limits
+from stepladder.play.agent import Act, Record
+from stepladder.play.rollout import Limits, with_success
 from stepladder.reports.tables import wilson_interval
 from stepladder.types import Failure, Message, Reset, Score, Step, Task, ToolCall, Trajectory
 
@@ -107,8 +106,8 @@ def test_families_truncation_and_tools_are_counted_per_episode() -> None:
     assert result.by_domain == {"a": (1, 2), "b": (0, 2)}
     assert result.tool_rate == 0.25
     assert result.truncated == 1
-    assert used_tool(played[0])
-    assert not used_tool(played[1])
+    assert played[0].used_tool
+    assert not played[1].used_tool
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_families_truncation_and_tools_are_counted_per_episode() -> None:
     ],
 )
 def test_what_success_is(what: Trajectory, right: bool) -> None:
-    assert solved(what) is right
+    assert with_success(what).solved is right
 
 
 def test_nothing_to_count_is_refused() -> None:

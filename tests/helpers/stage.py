@@ -9,7 +9,7 @@ from typing import Any
 from stepladder.data.chat.renderer import Renderer
 from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.play.agents import policy_agents
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, Scorer, rollout
 from stepladder.types import Group, Message, Reset, Step, Task, Trajectory
 

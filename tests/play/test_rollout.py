@@ -17,7 +17,7 @@ from stepladder.engines.local.engine import LocalEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.environments.environment import as_world, load_world
 from stepladder.errors import EngineError, TemplateError
-from stepladder.play.agents import policy_agents
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, derive_seed, rollout
 from stepladder.types import Group, ImagePart, Message, Reset, Step, Task, TextPart
 

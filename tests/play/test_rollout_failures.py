@@ -14,7 +14,7 @@ from stepladder.engines.scripted import Request, ScriptedEngine
 from stepladder.environments.environment import as_world
 from stepladder.environments.tools import tool
 from stepladder.errors import EngineError, EnvironmentFault, RewardError
-from stepladder.play.agents import policy_agents
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, rollout
 from stepladder.rungs.episodes import rollout_metrics
 from stepladder.rungs.rl.credit import make_batch

@@ -19,7 +19,7 @@ from stepladder.data.chat.renderer import Renderer
 from stepladder.engines.local.engine import LocalEngine
 from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError, InvariantError
-from stepladder.play.agents import policy_agents
+from stepladder.play.policy_agent import policy_agents
 from stepladder.play.rollout import Limits, rollout
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.environments.environment import CheckedWorld, as_world
+from stepladder.environments.checked import CheckedWorld
+from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
 from stepladder.recipe.config import load_recipe
 from stepladder.rungs.tasks import TaskSampler, _weight

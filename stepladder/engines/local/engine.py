@@ -18,7 +18,8 @@ from stepladder.engines.local.prefix_cache import PrefixCache
 from stepladder.engines.local.scheduler import Limits, Scheduler
 from stepladder.engines.local.select import choose_path
 from stepladder.engines.local.worker import Worker
-from stepladder.engines.request import Holder, Request, Stats, uniforms
+from stepladder.engines.request import Holder, Request, uniforms
+from stepladder.engines.stats import Stats
 from stepladder.engines.weights import PolicyView, resolve_dtype
 from stepladder.errors import ConfigError, EngineError
 from stepladder.threads import release_team

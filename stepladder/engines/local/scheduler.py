@@ -17,7 +17,8 @@ from stepladder.engines.local.cache import SlotCache
 from stepladder.engines.local.forward import Forward
 from stepladder.engines.local.prefix_cache import PrefixCache, join
 from stepladder.engines.local.sampler import sample
-from stepladder.engines.request import MIXED, Holder, Request, Row, Stats
+from stepladder.engines.request import MIXED, Holder, Request, Row
+from stepladder.engines.stats import Stats
 
 LEAST_SHARED = 16  # tokens; below this a pass of its own costs more than it saves
 

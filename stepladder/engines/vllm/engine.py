@@ -18,7 +18,7 @@ from types import TracebackType
 import torch
 
 from stepladder.deadlines import cancelled_from_outside
-from stepladder.engines.request import Stats
+from stepladder.engines.stats import Stats
 from stepladder.engines.vllm.control import Control
 from stepladder.engines.vllm.flight import Flights
 from stepladder.engines.vllm.handshake import Handshake, Scores

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from stepladder.boundary import require_index
 from stepladder.data.files.records import Preference
-from stepladder.environments.environment import require_index
 from stepladder.environments.tools import ToolBox, tool
 from stepladder.environments.worlds.arithmetic import evaluate, last_number, shown
 from stepladder.environments.worlds.families import FAMILIES, MORE_FAMILIES, Family, Problem

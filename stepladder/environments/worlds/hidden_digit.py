@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 
-from stepladder.environments.environment import require_index
+from stepladder.boundary import require_index
 from stepladder.environments.tools import ToolBox, tool
 from stepladder.errors import ConfigError
 from stepladder.types import Message, Reset, Step, Task, Tool, ToolCall

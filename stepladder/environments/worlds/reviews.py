@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 import re
 
+from stepladder.boundary import require_index
 from stepladder.data.files.records import Preference
-from stepladder.environments.environment import require_index
 from stepladder.types import Message, Reset, Step, Task
 
 _GOOD = (

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 
+from stepladder.boundary import require_index
 from stepladder.data.files.records import Preference, Steps
-from stepladder.environments.environment import require_index
 from stepladder.errors import ConfigError
 from stepladder.types import Message, Reset, Step, Task
 

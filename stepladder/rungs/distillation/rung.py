@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from stepladder.data.files.datasets import read_dataset
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.play.rollout import derive_seed
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy

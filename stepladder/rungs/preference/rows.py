@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepladder.data.files.datasets import read_dataset
 from stepladder.data.files.records import Record, both_sides
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.policies.optimizer import warmup_then_linear
 from stepladder.recipe.config import Recipe

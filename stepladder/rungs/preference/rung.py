@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepladder.data.files.split import fingerprint_of
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.objectives.kto import kto_balance
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.play.rollout import derive_seed
 from stepladder.recipe.config import Recipe

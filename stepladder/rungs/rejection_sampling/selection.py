@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stepladder.evaluation import solved
 from stepladder.recipe.rejection_sampling import Selection
 from stepladder.types import Group, Trajectory
 
@@ -123,7 +122,7 @@ def _ineligible(trajectory: Trajectory, selection: Selection) -> Reason | None:
     needs_score = selection.required == "scored" or selection.keep in ("best", "statistical")
     if needs_score and trajectory.score.value is None:
         return "unscored"
-    if selection.required == "solved" and not solved(trajectory):
+    if selection.required == "solved" and not trajectory.solved:
         return "unsolved"
     return None
 

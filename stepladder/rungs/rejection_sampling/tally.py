@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from stepladder.evaluation import solved
 from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.rejection_sampling.selection import REASONS, Reason
 from stepladder.types import Group
@@ -23,7 +22,7 @@ def count(
             tally[reason] = tally.get(reason, 0) + 1
         tally["sampled"] = tally.get("sampled", 0) + len(reasons)
         tally["tasks"] = tally.get("tasks", 0) + 1
-        tally["passed"] = tally.get("passed", 0) + any(solved(t) for t in group.trajectories)
+        tally["passed"] = tally.get("passed", 0) + any(t.solved for t in group.trajectories)
     tally["pairs"] = tally.get("pairs", 0) + pairs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stepladder.data.samples import StepSample
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stepladder.data.budget import Budget, Dropped, Tally
 from stepladder.data.files.records import Preference, Ranking
 from stepladder.data.samples import Encoder, preference_samples, ranking_samples
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.reward_model import RewardModelSection

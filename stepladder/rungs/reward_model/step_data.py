@@ -11,9 +11,8 @@ from stepladder.atomic import write_file
 from stepladder.data.budget import Dropped, Tally
 from stepladder.data.files.records import Steps
 from stepladder.data.samples import Encoder, StepSample, step_samples
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
-from stepladder.evaluation import require_tasks
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.rungs.naming import naming
@@ -56,7 +55,7 @@ def check_rows(
         rows_left(name, rows, settings.validation, recipe.run.seed)
     else:
         require_judge(recipe, world)
-        require_tasks(world, "train", settings.tasks)
+        world.require("train", settings.tasks)
 
 
 def step_data(

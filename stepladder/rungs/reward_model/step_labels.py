@@ -16,9 +16,9 @@ from stepladder.data.chat.renderer import Renderer
 from stepladder.data.files.records import Steps
 from stepladder.engines.engine import Engine
 from stepladder.errors import DataError
-from stepladder.evaluation import solved
 from stepladder.objectives.reward_model import math_shepherd_label
-from stepladder.play.agents import Act, Agent, Agents, PolicyAgent
+from stepladder.play.agent import Act, Agent, Agents
+from stepladder.play.policy_agent import PolicyAgent
 from stepladder.recipe.process_reward_model import SOLUTIONS_PER_TASK, ProcessRewardModelSection
 from stepladder.types import Generation, Sampling, Task, Trajectory
 from stepladder.workbench.bench import Workbench
@@ -119,7 +119,7 @@ def monte_carlo_steps(bench: Workbench, settings: ProcessRewardModelSection, *, 
         steps = split_steps(trajectory.messages[-1].text, settings.separator)
         known = [label for label in own if label is not None]
         prompt = trajectory.messages[:-1]
-        rows.append(Steps(prompt, tuple(steps), (*known, float(solved(trajectory)))))
+        rows.append(Steps(prompt, tuple(steps), (*known, float(trajectory.solved))))
     skipped = len(played) - len(solutions)
     if skipped or unlabelled:
         log.warning(
@@ -163,7 +163,7 @@ def _labels(
     groups = bench.play(tasks, agents=agents, group_size=n, seed=seed + 1)
     labels: dict[tuple[int, int], float | None] = {}
     for prefix, group in zip(prefixes, groups, strict=True):
-        right = [solved(t) for t in group.trajectories if t.failure is None]
+        right = [t.solved for t in group.trajectories if t.failure is None]
         soft = settings.labels == "soft"
         label = math_shepherd_label(right, soft=soft) if right else None
         labels[prefix.solution, prefix.step] = label

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepladder.errors import NothingToLearn
-from stepladder.evaluation import solved
 from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.episodes import equal_scores
 from stepladder.types import Group, Task
@@ -83,7 +82,7 @@ def spread(group: Group) -> float:
 
 def _share(groups: Sequence[Group]) -> float:
     whole = [t for g in groups for t in g.trajectories if t.failure is None]
-    return sum(map(solved, whole)) / max(len(whole), 1)
+    return sum(t.solved for t in whole) / max(len(whole), 1)
 
 
 def nothing_to_learn(played: Sequence[Group]) -> NothingToLearn:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from stepladder.errors import NothingToLearn
-from stepladder.evaluation import solved
 from stepladder.objectives.corrections import Correction
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
@@ -250,7 +249,7 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
     for group in groups:
         whole = [t for t in group.trajectories if t.failure is None]
         if whole:  # a group that failed as a whole says nothing about its task
-            parts.sampler.saw(group.task, sum(map(solved, whole)) / len(whole))
+            parts.sampler.saw(group.task, sum(t.solved for t in whole) / len(whole))
     if "kl_reward" in metrics:
         metrics["kl_coefficient"] = credit_rules(settings, state).kl_coefficient
         adapt_kl(settings, state, metrics["kl_reward"], sum(len(g.trajectories) for g in groups))

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from stepladder.environments.environment import CheckedWorld
+from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, RunStopped
-from stepladder.evaluation import require_tasks
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
 from stepladder.recipe.config import Recipe
@@ -46,7 +45,7 @@ class RlRung(Rung):
         assert recipe.rl is not None
         assert world is not None
         require_judge(recipe, world)
-        require_tasks(world, "train", 1)
+        world.require("train", 1)
         check_settings(recipe.rl, recipe.rollout.max_turns, world)
 
     def __init__(self, run: Run) -> None:

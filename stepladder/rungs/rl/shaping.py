@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.evaluation import solved
 from stepladder.recipe.rl_parts import BonusSection
 from stepladder.types import Group, Message, Score, Trajectory
 
@@ -87,7 +86,7 @@ def _earned(trajectory: Trajectory, bonus: BonusSection, weight: float) -> list[
     """What each turn earns. The cap is reached by the early calls; later ones earn nothing."""
     said = [m for m in trajectory.messages if m.role == "assistant"][-len(trajectory.turns) :]
     nothing = [0.0] * len(said)
-    if bonus.only_solved and not solved(trajectory):
+    if bonus.only_solved and not trajectory.solved:
         return nothing
     if bonus.kind == "format":
         fits = not trajectory.truncated and not any(_malformed(m) for m in said)

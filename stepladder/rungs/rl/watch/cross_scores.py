@@ -10,7 +10,6 @@ import torch
 from stepladder.data.batching import micro_batches
 from stepladder.diagnostics.dependence import Ids, responses
 from stepladder.diagnostics.signals import template_collapse
-from stepladder.diagnostics.variety import Solved
 from stepladder.policies.policy import Policy
 from stepladder.types import Group, TrainingSample
 
@@ -19,7 +18,6 @@ from stepladder.types import Group, TrainingSample
 def prompt_information(
     policy: Policy,
     groups: Sequence[Group],
-    solved: Solved,
     *,
     temperature: float,
     prompts: int = 6,
@@ -35,7 +33,7 @@ def prompt_information(
     """
     if any(sample.images for g in groups for t in g.trajectories for sample in t.samples):
         return math.nan  # a prompt with images is more than its ids
-    table = list(responses(groups, solved).items())[:prompts]
+    table = list(responses(groups).items())[:prompts]
     if len(table) < 3:
         return math.nan
     said = [(own, text[:tokens]) for own, (_, texts) in enumerate(table) for text in texts[:each]]

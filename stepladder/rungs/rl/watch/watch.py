@@ -11,7 +11,6 @@ from stepladder.diagnostics.dependence import prompt_retrieval
 from stepladder.diagnostics.health import health_metrics
 from stepladder.diagnostics.monitor import Monitor, default_alarms
 from stepladder.diagnostics.variety import variety_metrics
-from stepladder.evaluation import solved
 from stepladder.policies.policy import Policy
 from stepladder.recipe.rl import RlSection
 from stepladder.rungs.accumulate import Metrics
@@ -60,16 +59,15 @@ class Watch:
             information = prompt_information(
                 self.bench.policy,
                 groups,
-                solved,
                 temperature=self.temperature,
                 token_budget=self.settings.token_budget,
             )
         if not math.isnan(information):
             self.information = information, max(information, self.information[1])
         return {
-            **health_metrics(groups, self.bench.engine_version, solved),
-            **variety_metrics(groups, solved),
-            "prompt_retrieval": prompt_retrieval(groups, solved),
+            **health_metrics(groups, self.bench.engine_version),
+            **variety_metrics(groups),
+            "prompt_retrieval": prompt_retrieval(groups),
             "prompt_information": information,
         }
 

@@ -205,13 +205,13 @@ def test_cross_scores_are_the_policys_own(tmp_path: Path) -> None:
     prompts = [(9, 10 + k, 12) for k in range(3)]
     said = [(20 + k, 21, 22) for k in range(3)]
     groups = [_group(f"g{k}", prompts[k], said[k]) for k in range(3)]
-    got = prompt_information(policy, groups, lambda t: False, temperature=0.7, each=1)
+    got = prompt_information(policy, groups, temperature=0.7, each=1)
     with torch.no_grad():
         matrix = [[float(alone(policy, sample(p + z, 3), 0.7).sum()) for p in prompts] for z in said]
     mean = [math.log(sum(math.exp(x) for x in row) / 3) for row in matrix]
     wanted = sum(matrix[k][k] - mean[k] for k in range(3)) / 3 / math.log(3)
     assert got == pytest.approx(max(0.0, wanted), abs=1e-5)
-    assert math.isnan(prompt_information(policy, groups[:2], lambda t: False, temperature=1.0))
+    assert math.isnan(prompt_information(policy, groups[:2], temperature=1.0))
 
 
 def test_a_falling_dependence_on_the_prompt_is_looked_at_in_each_step(
