@@ -186,7 +186,9 @@ class Ladder:
         self.display.step(step, metrics)
         self.forecast.saw(phase, step, metrics)
 
-    def evaluate(self, label: str, step: int, n: int, *, examples: int = 0, keep: int | None = None) -> None:
+    def evaluate(
+        self, label: str, step: int, n: int | None = None, *, examples: int = 0, keep: int | None = None
+    ) -> None:
         """Evaluate once: a resumed run finds the line and goes on. Without an environment: not at all."""
         done = any(line["rung"] == label for line in self.folder.evaluations())
         if done or self.recipe.environment is None:
@@ -195,7 +197,7 @@ class Ladder:
         world = self.bench.world
         if examples:
             world = WithExamples(world, world.demonstrations(examples, self.recipe.run.seed + 2))
-        tasks = held_out(self.bench.world, e.split, n)
+        tasks = held_out(self.bench.world, e.split, e.tasks if n is None else n)
         self.display.start(f"evaluating {label}", len(tasks), 0, unit="tasks")
         result = self.bench.runner.run(
             evaluate(

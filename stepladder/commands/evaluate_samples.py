@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from stepladder.atomic import write_file
 from stepladder.commands.evaluate import require_folder, require_writable, write_trajectories
 from stepladder.commands.playground import Table, open_table, table_recipe
+from stepladder.data.chat.renderer import Renderer
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
 from stepladder.evaluation.beam import Beam, StepScorer, beam_agents
@@ -173,6 +174,7 @@ def _agents(table: Table, asked: Asked, budget: int | None) -> Agents:
     if table.bench is None:
         raise ConfigError("a beam search continues token ids, which an endpoint does not take; name a model")
     bench, limits = table.bench, table.bench.recipe.rollout
+    assert isinstance(bench.renderer, Renderer)
     return beam_agents(
         bench.engine,
         bench.renderer,

@@ -10,20 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 from stepladder.data.budget import Budget, Dropped, Fitted, Tally, cut_to_budget
-from stepladder.data.chat.demonstration import own_text
-from stepladder.data.chat.plain_text import PlainText, raw_completion, raw_prompt
+from stepladder.data.encoder import Encoder, Side
 from stepladder.data.files.records import Preference, Ranking, Steps, Unpaired
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import Message, Tool, TrainingSample
 
-if TYPE_CHECKING:
-    from stepladder.data.chat.renderer import Renderer
-
-Encoder: TypeAlias = "Renderer | PlainText"
-Side: TypeAlias = "str | Sequence[Message]"  # a string is taken as it is, without the chat template
 WHOLE = Budget()
 
 
@@ -146,7 +139,7 @@ def step_samples(
     prompt_ids, pieces = _step_pieces(renderer, record.prompt, steps, separator)
     ids, ends = list(prompt_ids), []
     for i, piece in enumerate(pieces):
-        ids += renderer.control.encode(piece, after=ids[-1])
+        ids += renderer.encode(piece, after=ids[-1])
         if i < len(steps):
             ends.append(len(ids) - 1)
     n = len(prompt_ids)
@@ -158,7 +151,7 @@ def step_samples(
         (-1,) * n + (0,) * (len(ids) - n),
         group_id,
     )
-    fitted = cut_to_budget(whole, n, budget, lambda: frame(renderer, record.prompt, (), prompt_ids))
+    fitted = cut_to_budget(whole, n, budget, lambda: renderer.frame(record.prompt, (), prompt_ids))
     if isinstance(fitted, Dropped):
         return _counted(tally, fitted)
     shift = fitted.prompt_lost
@@ -186,8 +179,7 @@ def text_samples(
     """
     if max_tokens is not None and max_tokens < 2:
         raise DataError(f"max_tokens={max_tokens} leaves no token to train; give at least 2")
-    head = list(raw_prompt(renderer.tokenizer, renderer.control, text))
-    ids = [*head, int(renderer.tokenizer.eos_token_id)]
+    ids = renderer.whole_text(text)
     size = max_tokens or max(len(ids), 2)
     out = []
     for start in range(0, max(len(ids) - 1, 1), size - 1):
@@ -213,103 +205,21 @@ def _fit(
     group_id: str,
     budget: Budget,
 ) -> Fitted | Dropped:
-    if isinstance(renderer, PlainText):
-        prompt, completion = _plain(prompt, "user"), _plain(completion, "assistant")
-    if isinstance(renderer, PlainText) or isinstance(prompt, str) or isinstance(completion, str):
-        if not (isinstance(prompt, str) and isinstance(completion, str)):
-            raise DataError(
-                "prompt and completion must both be strings or both be messages; got "
-                f"{type(prompt).__name__} and {type(completion).__name__}"
-            )
-        sample, n = _raw(renderer, prompt, completion, trajectory_id, group_id)
-        return cut_to_budget(sample, n, budget, lambda: _bos_frame(renderer, sample.token_ids))
-    samples = renderer.demonstration(
-        (*prompt, *completion),
-        tools,
-        trajectory_id=trajectory_id,
-        group_id=group_id,
-        answers_from=len(prompt),
-    )
-    if len(samples) != 1:
+    sample = renderer.completed(prompt, completion, tools, trajectory_id=trajectory_id, group_id=group_id)
+    if sample is None:
         return Dropped("the chat template rewrites earlier turns of the completion", trajectory_id)
-    n = samples[0].mask.index(True)
-    return cut_to_budget(
-        samples[0], n, budget, lambda: frame(renderer, prompt, tools, samples[0].token_ids[:n])
-    )
-
-
-def _plain(side: Side, role: str) -> str:
-    """The text of one message, for a tokenizer that knows no others."""
-    if isinstance(side, str):
-        return side
-    if [m.role for m in side] != [role] or side[0].tool_calls:
-        raise TemplateError(
-            f"the tokenizer has no chat template, so only one message of the {role} can be read as plain "
-            f"text; got the roles {[m.role for m in side]}. Use an instruct model, or set "
-            "tokenizer.chat_template"
-        )
-    return side[0].text
-
-
-def _raw(
-    renderer: Encoder, prompt: str, completion: str, trajectory_id: str, group_id: str
-) -> tuple[TrainingSample, int]:
-    ids = raw_prompt(renderer.tokenizer, renderer.control, prompt)
-    if not ids:
-        raise DataError("the prompt is empty and the tokenizer adds no BOS: nothing precedes the completion")
-    own = raw_completion(renderer.tokenizer, renderer.control, completion, ids[-1])
-    n, total = len(ids), len(ids) + len(own)
-    return TrainingSample(
-        (*ids, *own),
-        (False,) * n + (True,) * len(own),
-        (0.0,) * total,
-        trajectory_id,
-        (-1,) * n + (0,) * len(own),
-        group_id,
-    ), n
-
-
-def _bos_frame(renderer: Encoder, ids: Sequence[int]) -> tuple[int, int]:
-    return int(ids[0] == renderer.tokenizer.bos_token_id), 0
-
-
-def frame(
-    renderer: Encoder, prompt: Side, tools: Sequence[Tool], prompt_ids: Sequence[int]
-) -> tuple[int, int] | None:
-    """How many tokens at either end of a prompt are its frame: a BOS, and what opens the assistant's turn.
-
-    None where the latter cannot be told from the rest.
-    """
-    head, _ = _bos_frame(renderer, prompt_ids)
-    if isinstance(renderer, PlainText) or isinstance(prompt, str):
-        return head, 0
-    dicts, shown = renderer.chat_dicts(prompt, first=True), renderer.tool_dicts(tools)
-    before = renderer.render(dicts, shown, generation_prompt=False)
-    whole = renderer.render(dicts, shown, generation_prompt=True)
-    if not whole.startswith(before):
-        return None
-    for after in (None, *renderer.stop_token_ids):
-        opening = tuple(renderer.control.encode(whole[len(before) :], after=after))
-        if opening and tuple(prompt_ids[-len(opening) :]) == opening:
-            return head, len(opening)
-    return None
+    n = sample.mask.index(True)
+    return cut_to_budget(sample, n, budget, lambda: renderer.frame(prompt, tools, sample.token_ids[:n]))
 
 
 def _step_pieces(
     renderer: Encoder, prompt: Sequence[Message], steps: Sequence[str], separator: str
 ) -> tuple[tuple[int, ...], list[str]]:
     """(prompt ids, shielded text of each step, then the terminator)."""
-    solution = separator.join(steps)
-    if isinstance(renderer, PlainText):
-        ids = renderer.raw_prompt(_plain(prompt, "user"))
-        text, end = renderer.control.shield(solution), str(renderer.tokenizer.eos_token)
-    else:
-        conversation = renderer.start(prompt)
-        ids = conversation.prompt_ids
-        text, end = own_text(renderer, conversation, Message("assistant", solution))
+    ids, text, end = renderer.answered(prompt, separator.join(steps))
     pieces, begin, at = [], 0, 0
     for i, step in enumerate(steps):
-        shielded = renderer.control.shield(step, structural=not isinstance(renderer, PlainText))
+        shielded = renderer.shield(step)
         found = text.find(shielded, at)
         if found < 0:
             raise TemplateError(

@@ -14,51 +14,30 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stepladder.errors import ConfigError, nearest
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.distillation import DistillationSection
-from stepladder.recipe.engine import EngineSection
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.rl import RlSection
-from stepladder.recipe.run import (
-    EnvironmentSection,
-    EvaluationSection,
-    ModelSection,
-    RolloutSection,
-    RunSection,
-)
-from stepladder.recipe.section import RungSection, Section
+from stepladder.recipe.run import EnvironmentSection, EvaluationSection
+from stepladder.recipe.section import RungSection
 from stepladder.recipe.sft import SftSection
 
 PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
-class EvalRecipe(Section):
+class EvalRecipe(CommonRecipe):
     """What playing episodes takes, without any training: the part that `eval`, `chat` and runs share."""
 
-    run: RunSection = RunSection()
-    model: ModelSection = ModelSection()
     environment: EnvironmentSection
-    rollout: RolloutSection = RolloutSection()
-    engine: EngineSection = EngineSection()
-
-    @model_validator(mode="after")
-    def check(self) -> EvalRecipe:
-        """What no single section can see."""
-        self.engine.check_exact(self.run.exact)
-        return self
 
 
-class Recipe(Section):
+class Recipe(CommonRecipe):
     """A whole run: which model, in which world, up which rungs."""
 
     description: str = Field("", description="one line, shown by `stepladder recipes`")
-    run: RunSection = RunSection()
-    model: ModelSection = ModelSection()
-    environment: EnvironmentSection | None = None
-    rollout: RolloutSection = RolloutSection()
-    engine: EngineSection = EngineSection()
     sft: SftSection | None = None
     distillation: DistillationSection | None = None
     rejection_sampling: RejectionSamplingSection | None = None
@@ -69,11 +48,10 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")
-    def check(self) -> Recipe:
+    def check_rungs(self) -> Recipe:
         """What no single section can see."""
         if all(getattr(self, rung) is None for rung in rung_sections()):
             raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
-        self.engine.check_exact(self.run.exact)
         if self.environment is None:
             self._refuse_missing_environment()
         if self.rl is not None and self.rl.max_staleness and self.run.exact:

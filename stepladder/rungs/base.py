@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,34 +17,10 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import CheckpointError
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import Recipe
-from stepladder.run.folder import RunFolder
+from stepladder.recipe.common import CommonRecipe
 from stepladder.run.interrupt import uninterrupted
-from stepladder.run.progress import Display
-from stepladder.workbench.bench import Workbench
+from stepladder.rungs.run import Run
 from stepladder.workbench.sources import Sources
-
-
-@runtime_checkable
-class Run(Protocol):
-    """What a rung may use of the run that it is part of."""
-
-    recipe: Recipe
-    bench: Workbench
-    folder: RunFolder
-    display: Display
-
-    def log(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """To metrics.jsonl, the tracker and the display."""
-
-    def evaluate(self, label: str, step: int, n: int, *, keep: int | None = None) -> None:
-        """Held-out evaluation under `label`, once; a no-op in a recipe without an environment."""
-
-    def save(self) -> None:
-        """A checkpoint of the run, with this rung's state and tensors."""
-
-    def save_if_due(self, seconds: float) -> None:
-        """A checkpoint where the last one is older than `seconds`."""
 
 
 class Rung:
@@ -61,7 +37,12 @@ class Rung:
         self.optimizer: MasterOptimizer | None = None
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
+    def section_of(cls, recipe: CommonRecipe) -> Any:
+        """Return the rung's own section of the recipe."""
+        return getattr(recipe, cls.name)
+
+    @classmethod
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
         """Raise ConfigError or DataError for a file or a world that does not give what the section asks for.
 
         It is called before a model is loaded. What it reads it reads through `sources`, where the rung finds
@@ -69,7 +50,7 @@ class Rung:
         """
 
     @classmethod
-    def check_policy(cls, recipe: Recipe, policy: Policy) -> None:
+    def check_policy(cls, recipe: CommonRecipe, policy: Policy) -> None:
         """Raise ConfigError where the rung cannot work with this policy; called once it is loaded."""
 
     @property

@@ -8,11 +8,11 @@ from stepladder.data.files.records import Record
 from stepladder.data.files.split import split_by_content
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 
 
 def require_maker(
-    recipe: Recipe,
+    recipe: CommonRecipe,
     there: bool,
     *,
     key: str,
@@ -31,7 +31,7 @@ def require_maker(
     )
 
 
-def require_judge(recipe: Recipe, world: CheckedWorld) -> None:
+def require_judge(recipe: CommonRecipe, world: CheckedWorld) -> None:
     """Raise ConfigError where nothing judges an episode: every one of them would score 0."""
     assert recipe.environment is not None
     if recipe.environment.rewards or world.make().judges:

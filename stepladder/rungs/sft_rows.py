@@ -12,7 +12,7 @@ from stepladder.data.files.records import Demonstration, Text
 from stepladder.data.files.split import fingerprint_of, repeated, split_by_content
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.sft import SftSection
 from stepladder.rungs.requirements import require_maker
 from stepladder.types import Message
@@ -22,7 +22,9 @@ Conversation: TypeAlias = Sequence[Message]
 Row: TypeAlias = Demonstration | Text
 
 
-def check_rows(recipe: Recipe, world: CheckedWorld | None, settings: SftSection, sources: Sources) -> None:
+def check_rows(
+    recipe: CommonRecipe, world: CheckedWorld | None, settings: SftSection, sources: Sources
+) -> None:
     """Read or make the rows. Raises `DataError` or `ConfigError` where they do not suit the settings."""
     if settings.data is not None:
         sources.once(file_rows, settings, recipe.run.seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepladder.data.chat.renderer import Renderer
+from stepladder.data.encoder import Encoder
 from stepladder.engines.engine import PolicyEngine
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError
@@ -15,7 +15,7 @@ from stepladder.play.loop_thread import LoopThread
 from stepladder.play.player import Player
 from stepladder.play.rollout import Limits, Scorer
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import EvalRecipe, Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.types import Group, Task
 from stepladder.workbench.memory import MemoryLimit
 from stepladder.workbench.sources import Sources
@@ -29,10 +29,10 @@ class Workbench:
     `make_agents(engine, temperature, max_tokens)` gives those that act.
     """
 
-    recipe: Recipe | EvalRecipe
+    recipe: CommonRecipe
     environment: CheckedWorld | None
     policy: Policy
-    renderer: Renderer
+    renderer: Encoder
     limits: Limits
     scorer: Scorer | None
     runner: LoopThread

@@ -15,11 +15,12 @@ from stepladder.engines.local.engine import LocalEngine
 from stepladder.errors import ConfigError
 from stepladder.policies.export import export_model
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import EvalRecipe, Recipe
+from stepladder.recipe.common import CommonRecipe
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.engine import EngineSection
 
 
-def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> PolicyEngine:
+def make_engine(recipe: CommonRecipe, policy: Policy) -> PolicyEngine:
     """The engine of the recipe, on the policy's present weights.
 
     Raises ConfigError, and EngineError where a vLLM server does not start or does not serve the policy.
@@ -35,7 +36,7 @@ def make_engine(recipe: Recipe | EvalRecipe, policy: Policy) -> PolicyEngine:
     )
 
 
-def trains_while_playing(recipe: Recipe | EvalRecipe) -> bool:
+def trains_while_playing(recipe: CommonRecipe) -> bool:
     """Do the engine and an update compute at the same time?"""
     return isinstance(recipe, Recipe) and recipe.rl is not None and recipe.rl.max_staleness > 0
 

@@ -20,7 +20,8 @@ from stepladder.play.rollout import Limits, Scorer
 from stepladder.policies.policy import Policy
 from stepladder.policies.pretrained import load_model, pick_device, pick_dtype
 from stepladder.policies.tiny import tiny_model
-from stepladder.recipe.config import EvalRecipe, Recipe
+from stepladder.recipe.common import CommonRecipe
+from stepladder.recipe.config import Recipe
 from stepladder.recipe.run import ModelSection
 from stepladder.rewards.reward import as_reward, score_group
 from stepladder.types import Group
@@ -40,7 +41,7 @@ class Checks(Protocol):
         """Raise ConfigError once the model is loaded."""
 
 
-def prepare(recipe: Recipe | EvalRecipe, rungs: Sequence[Checks] = ()) -> Workbench:
+def prepare(recipe: CommonRecipe, rungs: Sequence[Checks] = ()) -> Workbench:
     """Make the world, let the `rungs` of the recipe check it and their files, then load the model.
 
     Raises ConfigError, ModelNotFound or DataError before any training.
@@ -117,7 +118,7 @@ def check_evaluation(recipe: Recipe, world: CheckedWorld) -> None:
         )
 
 
-def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
+def make_world(recipe: CommonRecipe) -> CheckedWorld:
     """The world of the recipe. Raises ConfigError where there is none, or an option is unknown."""
     e = recipe.environment
     assert e is not None
@@ -130,7 +131,7 @@ def make_world(recipe: Recipe | EvalRecipe) -> CheckedWorld:
     return load_world(e.name, deadline=recipe.rollout.deadline, **e.options)
 
 
-def limits_of(recipe: Recipe | EvalRecipe) -> Limits:
+def limits_of(recipe: CommonRecipe) -> Limits:
     r = recipe.rollout
     return Limits(
         max_turns=r.max_turns,
@@ -155,7 +156,7 @@ def resolved(model: ModelSection) -> ModelSection:
     return model.model_copy(update={"device": device, "dtype": str(dtype).removeprefix("torch.")})
 
 
-def build_policy(recipe: Recipe | EvalRecipe) -> Policy:
+def build_policy(recipe: CommonRecipe) -> Policy:
     """The model of the recipe, from scratch or pretrained, with its tokenizer."""
     m = resolved(recipe.model)
     if m.name == "tiny":
@@ -178,7 +179,7 @@ def make_renderer(policy: Policy) -> Renderer:
     return Renderer(policy.tokenizer, extra_stop_ids=extra)
 
 
-def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
+def _with_lora(policy: Policy, recipe: CommonRecipe) -> Policy:
     from peft import LoraConfig, get_peft_model
 
     lora = recipe.model.lora
@@ -197,7 +198,7 @@ def _with_lora(policy: Policy, recipe: Recipe | EvalRecipe) -> Policy:
     return Policy(adapted, policy.tokenizer)
 
 
-def make_scorer(recipe: Recipe | EvalRecipe) -> Scorer | None:
+def make_scorer(recipe: CommonRecipe) -> Scorer | None:
     """What adds the recipe's reward functions to the scores of a group; None where it names none."""
     if recipe.environment is None or not recipe.environment.rewards:
         return None

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from stepladder.data.chat.conversation import Conversation
+from stepladder.data.encoder import Train
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import Message, Tool, TrainingSample
 
 if TYPE_CHECKING:
     from stepladder.data.chat.renderer import Renderer
-
-Train: TypeAlias = Literal["assistant", "completion", "last_turn", "full"]
 
 
 def demonstrate(

@@ -19,12 +19,13 @@ from typing import Any, Literal
 from stepladder.data.chat import dialect as dialects
 from stepladder.data.chat.control import ControlText, Tokenizer
 from stepladder.data.chat.conversation import Conversation, images_of
-from stepladder.data.chat.demonstration import Train, demonstrate
+from stepladder.data.chat.demonstration import demonstrate, own_text
 from stepladder.data.chat.dialect import ChatDict
 from stepladder.data.chat.parsers import ParsedText, split_reasoning
-from stepladder.data.chat.plain_text import raw_prompt
+from stepladder.data.chat.plain_text import raw_prompt, raw_sample, whole_text
 from stepladder.data.chat.spelling import Spelling
 from stepladder.data.chat.tool_format import ToolFormat, detect_tool_format, fitted
+from stepladder.data.encoder import Side, Train
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import ImagePart, Message, TextPart, Tool, ToolCall, TrainingSample
 
@@ -110,6 +111,59 @@ class Renderer:
     ) -> tuple[TrainingSample, ...]:
         """Samples for supervised fine-tuning; see `stepladder.data.chat.demonstration.demonstrate`."""
         return demonstrate(self, messages, tools, trajectory_id, group_id, train, answers_from)
+
+    def completed(
+        self, prompt: Side, completion: Side, tools: Sequence[Tool], *, trajectory_id: str, group_id: str
+    ) -> TrainingSample | None:
+        """Return one sample, see `data.encoder.Encoder`; strings go past the template."""
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return raw_sample(self.tokenizer, self.control, prompt, completion, trajectory_id, group_id)
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise DataError(
+                "prompt and completion must both be strings or both be messages; got "
+                f"{type(prompt).__name__} and {type(completion).__name__}"
+            )
+        samples = self.demonstration(
+            (*prompt, *completion),
+            tools,
+            trajectory_id=trajectory_id,
+            group_id=group_id,
+            answers_from=len(prompt),
+        )
+        return samples[0] if len(samples) == 1 else None
+
+    def frame(self, prompt: Side, tools: Sequence[Tool], prompt_ids: Sequence[int]) -> tuple[int, int] | None:
+        """Return the lengths of a prompt's frame, see `data.encoder.Encoder`."""
+        head = int(prompt_ids[0] == self.tokenizer.bos_token_id)
+        if isinstance(prompt, str):
+            return head, 0
+        dicts, shown = self.chat_dicts(prompt, first=True), self.tool_dicts(tools)
+        before = self.render(dicts, shown, generation_prompt=False)
+        whole = self.render(dicts, shown, generation_prompt=True)
+        if not whole.startswith(before):
+            return None
+        for after in (None, *self.stop_token_ids):
+            opening = tuple(self.control.encode(whole[len(before) :], after=after))
+            if opening and tuple(prompt_ids[-len(opening) :]) == opening:
+                return head, len(opening)
+        return None
+
+    def answered(self, prompt: Sequence[Message], answer: str) -> tuple[tuple[int, ...], str, str]:
+        """Return (ids of the prompt, shielded text of the answer, its terminator)."""
+        conversation = self.start(prompt)
+        return conversation.prompt_ids, *own_text(self, conversation, Message("assistant", answer))
+
+    def shield(self, text: str) -> str:
+        """Return a part of an answer as `answered` shields it."""
+        return self.control.shield(text, structural=True)
+
+    def encode(self, shielded: str, *, after: int | None = None) -> list[int]:
+        """Return the ids of a shielded text that follows the token `after`."""
+        return self.control.encode(shielded, after=after)
+
+    def whole_text(self, text: str) -> list[int]:
+        """Return the ids of a text that no template wraps, with the end-of-sequence token."""
+        return whole_text(self.tokenizer, self.control, text)
 
     def raw_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt without a chat template: one BOS where the tokenizer adds one, markers as text."""

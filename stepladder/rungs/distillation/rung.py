@@ -21,17 +21,18 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.play.rollout import derive_seed
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.distillation import DistillationSection
 from stepladder.recipe.sft import SftSection
 from stepladder.run.interrupt import uninterrupted
 from stepladder.rungs.accumulate import Metrics
-from stepladder.rungs.base import Run, Rung
+from stepladder.rungs.base import Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.distillation.teacher import check_teacher, load_teacher
 from stepladder.rungs.distillation.update import distillation_update
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.requirements import require_maker
+from stepladder.rungs.run import Run
 from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample
 from stepladder.workbench.sources import Sources
@@ -53,9 +54,8 @@ class DistillationRung(Rung):
     syncs_engine: ClassVar[bool] = True
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        section = recipe.distillation
-        assert section is not None
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        section: DistillationSection = cls.section_of(recipe)
         if section.demonstrations:
             assert world is not None
             require_maker(
@@ -70,9 +70,8 @@ class DistillationRung(Rung):
             read_dataset(section.data, "demonstration")
 
     @classmethod
-    def check_policy(cls, recipe: Recipe, policy: Policy) -> None:
-        assert recipe.distillation is not None
-        check_teacher(recipe.distillation, policy.tokenizer)
+    def check_policy(cls, recipe: CommonRecipe, policy: Policy) -> None:
+        check_teacher(cls.section_of(recipe), policy.tokenizer)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -84,8 +83,7 @@ class DistillationRung(Rung):
 
     @property
     def section(self) -> DistillationSection:
-        section = self.run.recipe.distillation
-        assert section is not None
+        section: DistillationSection = self.section_of(self.run.recipe)
         return section
 
     @property

@@ -10,14 +10,14 @@ from stepladder.data.files.records import Record, both_sides
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.policies.optimizer import warmup_then_linear
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.rungs.requirements import require_maker, rows_left
 from stepladder.workbench.sources import Sources
 
 
 def check_rows(
-    recipe: Recipe, settings: PreferenceSection, world: CheckedWorld | None, sources: Sources
+    recipe: CommonRecipe, settings: PreferenceSection, world: CheckedWorld | None, sources: Sources
 ) -> None:
     """Check the rows of the file, or those that the world makes. Raises DataError or ConfigError."""
     if settings.data == EARLIER_RUNG:

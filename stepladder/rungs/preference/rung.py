@@ -15,9 +15,9 @@ from stepladder.errors import DataError
 from stepladder.objectives.kto import kto_balance
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.preference import PreferenceSection
-from stepladder.rungs.base import Run, Rung
+from stepladder.rungs.base import Rung
 from stepladder.rungs.epochs import EpochState, Metrics, none_better, run_epochs
 from stepladder.rungs.preference.data import (
     JudgedData,
@@ -42,6 +42,7 @@ from stepladder.rungs.preference.update import (
     score,
     score_pairs,
 )
+from stepladder.rungs.run import Run
 from stepladder.types import TrainingSample
 from stepladder.workbench.memory import MemoryLimit
 from stepladder.workbench.sources import Sources
@@ -143,9 +144,8 @@ class PreferenceRung(Rung):
     name: ClassVar[str] = "preference"
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        assert recipe.preference is not None
-        check_rows(recipe, recipe.preference, world, sources)
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        check_rows(recipe, cls.section_of(recipe), world, sources)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -158,8 +158,7 @@ class PreferenceRung(Rung):
 
     @property
     def settings(self) -> PreferenceSection:
-        settings = self.run.recipe.preference
-        assert settings is not None
+        settings: PreferenceSection = self.section_of(self.run.recipe)
         return settings
 
     def climb(self) -> None:

@@ -19,20 +19,20 @@ from torch import Tensor
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
 from stepladder.play.rollout import derive_seed
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.reports.run import read_jsonl
 from stepladder.run.interrupt import uninterrupted
 from stepladder.run.records import trajectory_from_dict
 from stepladder.run.training_files import ACCEPTED, PAIRS, accepted_row, pair_row
 from stepladder.rungs.accumulate import Metrics
-from stepladder.rungs.base import Run
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.epochs import EpochState
 from stepladder.rungs.reference import put_back, remembered
 from stepladder.rungs.rejection_sampling.selection import Seen, accepted, best_and_worst, select
 from stepladder.rungs.rejection_sampling.tally import count, shares, told
 from stepladder.rungs.requirements import require_judge
+from stepladder.rungs.run import Run
 from stepladder.rungs.sampled_pairs import SAMPLED
 from stepladder.rungs.sft.rung import CHECKPOINT_SECONDS, FittingRung
 from stepladder.rungs.tasks import TaskSampler, drawn_again
@@ -67,9 +67,8 @@ class RejectionSamplingRung(FittingRung):
     fitted: ClassVar[str] = "round"
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        section = recipe.rejection_sampling
-        assert section is not None
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        section: RejectionSamplingSection = cls.section_of(recipe)
         assert world is not None
         require_judge(recipe, world)
         there = world.count("train")
@@ -87,8 +86,7 @@ class RejectionSamplingRung(FittingRung):
 
     @property
     def section(self) -> RejectionSamplingSection:
-        section = self.run.recipe.rejection_sampling
-        assert section is not None
+        section: RejectionSamplingSection = self.section_of(self.run.recipe)
         return section
 
     def climb(self) -> None:

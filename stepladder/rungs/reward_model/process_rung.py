@@ -9,7 +9,7 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.rungs.epochs import Metrics
 from stepladder.rungs.reward_model.process_update import step_update, step_validation
@@ -24,14 +24,12 @@ class ProcessRewardModelRung(ScoringRung):
     name: ClassVar[str] = "process_reward_model"
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        assert recipe.process_reward_model is not None
-        check_rows(recipe, recipe.process_reward_model, world, sources)
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        check_rows(recipe, cls.section_of(recipe), world, sources)
 
     @property
     def settings(self) -> ProcessRewardModelSection:
-        settings = self.run.recipe.process_reward_model
-        assert settings is not None
+        settings: ProcessRewardModelSection = self.section_of(self.run.recipe)
         return settings
 
     def climb(self) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepladder.data.budget import Budget, Dropped, Tally
+from stepladder.data.encoder import Encoder
 from stepladder.data.files.records import Preference, Ranking
-from stepladder.data.samples import Encoder, preference_samples, ranking_samples
+from stepladder.data.samples import preference_samples, ranking_samples
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.rungs.naming import naming
@@ -30,7 +31,7 @@ from stepladder.workbench.sources import Sources
 
 
 def check_rows(
-    recipe: Recipe, settings: RewardModelSection, world: CheckedWorld | None, sources: Sources
+    recipe: CommonRecipe, settings: RewardModelSection, world: CheckedWorld | None, sources: Sources
 ) -> None:
     """Raise DataError or ConfigError for a file or a world that does not give the rows."""
     rows: Sequence[RankedRow]

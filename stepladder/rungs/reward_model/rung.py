@@ -8,7 +8,7 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.rungs.epochs import Metrics
 from stepladder.rungs.reward_model.ranking_data import check_rows, ranked_data
@@ -28,14 +28,12 @@ class RewardModelRung(ScoringRung):
     name: ClassVar[str] = "reward_model"
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        assert recipe.reward_model is not None
-        check_rows(recipe, recipe.reward_model, world, sources)
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        check_rows(recipe, cls.section_of(recipe), world, sources)
 
     @property
     def settings(self) -> RewardModelSection:
-        settings = self.run.recipe.reward_model
-        assert settings is not None
+        settings: RewardModelSection = self.section_of(self.run.recipe)
         return settings
 
     def climb(self) -> None:

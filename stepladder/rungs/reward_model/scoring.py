@@ -16,8 +16,9 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.reward_folder import RewardInfo, save_scored
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.rungs.base import POLICY, Run, Rung, load_policy, policy_tensors
+from stepladder.rungs.base import POLICY, Rung, load_policy, policy_tensors
 from stepladder.rungs.epochs import MASTER, EpochState, Metrics, none_better, run_epochs
+from stepladder.rungs.run import Run
 
 CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
 Row = TypeVar("Row")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from stepladder.atomic import write_file
 from stepladder.data.budget import Dropped, Tally
+from stepladder.data.encoder import Encoder
 from stepladder.data.files.records import Steps
-from stepladder.data.samples import Encoder, StepSample, step_samples
+from stepladder.data.samples import StepSample, step_samples
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.rungs.naming import naming
 from stepladder.rungs.overlong import refuse_overlong, too_long
@@ -29,7 +30,7 @@ STEPS_FILE = "steps.jsonl"  # in the run folder: solutions that rollouts labelle
 
 
 def check_rows(
-    recipe: Recipe, settings: ProcessRewardModelSection, world: CheckedWorld | None, sources: Sources
+    recipe: CommonRecipe, settings: ProcessRewardModelSection, world: CheckedWorld | None, sources: Sources
 ) -> None:
     """Raise DataError or ConfigError for a file or a world that does not give the rows.
 

@@ -151,6 +151,7 @@ def _labels(
     tasks: list[tuple[str, Task]] = [
         (f"step-{p.solution}-{p.step}", solutions[p.solution].task) for p in prefixes
     ]
+    assert isinstance(bench.renderer, Renderer)
     agents = prefix_agents(
         bench.engine,
         bench.renderer,

@@ -13,10 +13,11 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, RunStopped
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.rl import RlSection
 from stepladder.recipe.rl_parts import CriticSection
-from stepladder.rungs.base import POLICY, Run, Rung
+from stepladder.rungs.base import POLICY, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.reference import frozen_reference, refresh_reference
 from stepladder.rungs.requirements import require_judge
@@ -27,6 +28,7 @@ from stepladder.rungs.rl.replay import Replay
 from stepladder.rungs.rl.state import RlState, horizon
 from stepladder.rungs.rl.stream import close_stream, open_stream, put_back, stream_state
 from stepladder.rungs.rl.watch.watch import Watch
+from stepladder.rungs.run import Run
 from stepladder.rungs.tasks import TaskSampler, levels_of
 from stepladder.types import Group
 from stepladder.workbench.sources import Sources
@@ -41,18 +43,16 @@ class RlRung(Rung):
     syncs_engine: ClassVar[bool] = True
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        assert recipe.rl is not None
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
         assert world is not None
         require_judge(recipe, world)
         world.require("train", 1)
-        check_settings(recipe.rl, recipe.rollout.max_turns, world)
+        check_settings(cls.section_of(recipe), recipe.rollout.max_turns, world)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.progress = RlState()
-        settings = run.recipe.rl
-        assert settings is not None
+        settings: RlSection = self.section_of(run.recipe)
         self.settings = settings
         self.sampler = TaskSampler(
             run.bench.world,
@@ -126,7 +126,7 @@ class RlRung(Rung):
         every = self.settings.evaluate_every
         if every and step and step % every == 0:
             with self.run.display.aside():
-                self.run.evaluate(f"rl-{step}", step, self.run.recipe.evaluation.tasks, keep=0)
+                self.run.evaluate(f"rl-{step}", step, keep=0)
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[GroupStream | None]:
@@ -171,6 +171,7 @@ class RlRung(Rung):
         s, recipe = self.settings, self.run.recipe
         if not s.replay:
             return None
+        assert isinstance(recipe, Recipe)
         assert recipe.sft is not None
         data = sft_data(self.run.bench, recipe.sft, seed=recipe.run.seed)
         self.run.folder.log_data("sft", data.facts())

@@ -13,11 +13,13 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
-from stepladder.recipe.config import Recipe
+from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.fitting import FittingSection
-from stepladder.rungs.base import Run, Rung
+from stepladder.recipe.sft import SftSection
+from stepladder.rungs.base import Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.epochs import EpochState, Metrics, none_better, run_epochs
+from stepladder.rungs.run import Run
 from stepladder.rungs.sft_rows import check_rows
 from stepladder.rungs.supervised import sft_update, validation_loss
 from stepladder.types import TrainingSample
@@ -94,8 +96,7 @@ class FittingRung(Rung):
     @property
     def settings(self) -> FittingSection:
         """The recipe's section of this rung."""
-        section = getattr(self.run.recipe, self.name)
-        assert isinstance(section, FittingSection)
+        section: FittingSection = self.section_of(self.run.recipe)
         return section
 
     @property
@@ -144,13 +145,12 @@ class SftRung(FittingRung):
     name: ClassVar[str] = "sft"
 
     @classmethod
-    def check(cls, recipe: Recipe, world: CheckedWorld | None, sources: Sources) -> None:
-        assert recipe.sft is not None
-        check_rows(recipe, world, recipe.sft, sources)
+    def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
+        check_rows(recipe, world, cls.section_of(recipe), sources)
 
     def climb(self) -> None:
-        run, settings = self.run, self.run.recipe.sft
-        assert settings is not None
+        run = self.run
+        settings: SftSection = self.section_of(run.recipe)
         data = sft_data(run.bench, settings, seed=run.recipe.run.seed)
         run.folder.log_data(self.name, data.facts())
         run.display.note(f"{self.name}: {data.text}")
