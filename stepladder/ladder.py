@@ -37,6 +37,7 @@ from stepladder.workbench.prepare import resolved
 log = logging.getLogger("stepladder")
 
 TENSORS = "state.safetensors"
+CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
 
 
 def train(
@@ -233,8 +234,8 @@ class Ladder:
         self.store.save(self.count, lambda folder: save_tensors(folder / TENSORS, tensors), state)
         self.saved_at = time.monotonic()
 
-    def save_if_due(self, seconds: float) -> None:
-        if time.monotonic() - self.saved_at >= seconds:
+    def save_if_due(self) -> None:
+        if time.monotonic() - self.saved_at >= CHECKPOINT_SECONDS:
             self.save()
 
     # -- the way back ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ CHECKED = (
     "stepladder.policies.optimizer",
     "stepladder.rungs.accumulate",
     "stepladder.rungs.supervised",
-    "stepladder.rungs.sft.rung",
+    "stepladder.rungs.fitting",
     "stepladder.rungs.rl.loop",
     "stepladder.rungs.rl.update",
     "stepladder.rungs.rl.credit",

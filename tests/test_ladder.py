@@ -24,9 +24,8 @@ from stepladder.policies.pretrained import load_model
 from stepladder.recipe.config import Recipe
 from stepladder.run import folder as run_folder
 from stepladder.run.progress import Display
-from stepladder.rungs import reference
+from stepladder.rungs import fitting, reference
 from stepladder.rungs.rl import loop as rl
-from stepladder.rungs.sft import rung as sft
 from stepladder.workbench.bench import Workbench
 
 # Everything that a state has to remember: a reference, domains, two updates a batch, evaluations between.
@@ -43,7 +42,7 @@ def resume(path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _checkpoint_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +139,8 @@ def test_what_a_kill_left_before_the_recipe_was_written_is_in_nobodys_way(
 
 PLACES = [
     pytest.param(ladder, "evaluate", 1, False, id="raw-evaluation"),
-    pytest.param(sft, "sft_update", 3, True, id="inside-an-epoch"),
-    pytest.param(sft, "validation_loss", 3, True, id="validation"),
+    pytest.param(fitting, "sft_update", 3, True, id="inside-an-epoch"),
+    pytest.param(fitting, "validation_loss", 3, True, id="validation"),
     pytest.param(ladder, "save_tensors", 2, False, id="sft-checkpoint"),
     pytest.param(CheckpointStore, "save", 3, True, id="after-the-last-epoch"),
     pytest.param(CheckpointStore, "save", 4, True, id="after-sft"),
@@ -214,9 +213,9 @@ def test_other_kinds_of_runs_resume_as_well(
 
 
 SIGNALS = [
-    pytest.param(sft, "sft_update", 3, False, "sft step 3", id="update-inside-an-epoch"),
-    pytest.param(sft, "sft_update", 6, True, "sft step 6", id="last-update-of-an-epoch"),
-    pytest.param(sft, "validation_loss", 3, False, "sft step", id="validation"),
+    pytest.param(fitting, "sft_update", 3, False, "sft step 3", id="update-inside-an-epoch"),
+    pytest.param(fitting, "sft_update", 6, True, "sft step 6", id="last-update-of-an-epoch"),
+    pytest.param(fitting, "validation_loss", 3, False, "sft step", id="validation"),
     pytest.param(ladder, "save_tensors", 1, False, "sft step 6", id="checkpoint"),
     pytest.param(ladder, "evaluate", 2, True, "after sft", id="evaluation-after-sft"),
     pytest.param(Workbench, "play", 3, True, "rl step 2", id="rollout"),

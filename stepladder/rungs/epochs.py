@@ -6,10 +6,11 @@ what a resumed run needs to go on as if nothing had happened.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from stepladder.reports.fits import NONE_BETTER
 from stepladder.run.interrupt import uninterrupted
 
 Metrics = dict[str, float]
+T = TypeVar("T")
 MASTER, BEST = "master/", "best/"  # how names of weights begin in a checkpoint
 
 
@@ -130,6 +132,19 @@ def run_epochs(
     if state.best:
         optimizer.load({f"{MASTER}{name}": t for name, t in state.best.items()})
     return state
+
+
+def shuffled(rows: Sequence[T], seed: str) -> list[T]:
+    """Return the rows in an order that `seed` fixes."""
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def shuffled_batches(count: int, size: int, seed: str) -> list[list[int]]:
+    """Return the rows 0 to `count` - 1 in batches of `size`, in an order that `seed` fixes."""
+    order = shuffled(range(count), seed)
+    return [order[i : i + size] for i in range(0, count, size)]
 
 
 def none_better(state: EpochState, what: str = "rung") -> str:

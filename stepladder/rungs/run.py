@@ -76,5 +76,5 @@ class Run(Protocol):
     def save(self) -> None:
         """Take a checkpoint of the run, with this rung's state and tensors."""
 
-    def save_if_due(self, seconds: float) -> None:
-        """Take a checkpoint where the last one is older than `seconds`."""
+    def save_if_due(self) -> None:
+        """Take a checkpoint where the last one is older than about a minute."""

@@ -31,6 +31,7 @@ from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.distillation.teacher import check_teacher, load_teacher
 from stepladder.rungs.distillation.update import distillation_update
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
+from stepladder.rungs.epochs import shuffled
 from stepladder.rungs.requirements import require_maker
 from stepladder.rungs.run import Run
 from stepladder.rungs.tasks import TaskSampler, drawn_again
@@ -185,9 +186,7 @@ class DistillationRung(Rung):
         chosen = []
         for place in range(self.progress.taken * size, (self.progress.taken + 1) * size):
             epoch, at = divmod(place, len(conversations))
-            order = list(range(len(conversations)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            chosen.append(conversations[order[at]])
+            chosen.append(shuffled(conversations, f"{self.seed}/{epoch}")[at])
         return chosen
 
     def _out_of_time(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from stepladder.errors import DataError
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.run.training_files import PAIRS
 from stepladder.rungs.demonstrations import opening_tools
+from stepladder.rungs.epochs import shuffled, shuffled_batches
 from stepladder.rungs.naming import naming
 from stepladder.rungs.overlong import refuse_overlong, too_long
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
@@ -37,9 +37,7 @@ class PairData:
 
     def batches(self, epoch: int, size: int, *, seed: int) -> list[list[int]]:
         """All rows in an order of the epoch's own."""
-        order = list(range(len(self.train)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        return [order[i : i + size] for i in range(0, len(order), size)]
+        return shuffled_batches(len(self.train), size, f"{seed}/{epoch}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class JudgedData:
     fixed: list[list[int]]
 
     def batches(self, epoch: int, size: int, *, seed: int) -> list[list[int]]:
-        order = list(range(len(self.fixed)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        return [self.fixed[i] for i in order]
+        return shuffled(self.fixed, f"{seed}/{epoch}")
 
 
 def preference_rows(
@@ -105,9 +101,7 @@ def fixed_batches(count: int, size: int, *, seed: int) -> list[list[int]]:
 
     Fixed, because the reference's log-probability of each mismatched answer is logged before training.
     """
-    order = list(range(count))
-    random.Random(f"{seed}/batches").shuffle(order)
-    batches = [order[i : i + size] for i in range(0, count, size)]
+    batches = shuffled_batches(count, size, f"{seed}/batches")
     if len(batches) > 1 and len(batches[-1]) == 1:
         last = batches.pop()
         batches[-1] += last

@@ -49,7 +49,6 @@ from stepladder.workbench.sources import Sources
 
 log = logging.getLogger("stepladder")
 
-CHECKPOINT_SECONDS = 60.0  # an epoch on a few pairs is over sooner than its checkpoint
 EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.25  # nats a token between two passes of the same weights: fp32, bf16
 
 
@@ -174,7 +173,7 @@ class PreferenceRung(Rung):
                 self.progress,
                 seed=seed,
                 on_step=lambda step, metrics: run.log("preference", step, metrics),
-                on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+                on_epoch=lambda state: run.save_if_due(),
                 memory=run.bench.memory,
             )
             self.progress.best = {}

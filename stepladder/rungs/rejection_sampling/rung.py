@@ -28,13 +28,13 @@ from stepladder.run.training_files import ACCEPTED, PAIRS, accepted_row, pair_ro
 from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.epochs import EpochState
+from stepladder.rungs.fitting import FittingRung
 from stepladder.rungs.reference import put_back, remembered
 from stepladder.rungs.rejection_sampling.selection import Seen, accepted, best_and_worst, select
 from stepladder.rungs.rejection_sampling.tally import count, shares, told
 from stepladder.rungs.requirements import require_judge
 from stepladder.rungs.run import Run
 from stepladder.rungs.sampled_pairs import SAMPLED
-from stepladder.rungs.sft.rung import CHECKPOINT_SECONDS, FittingRung
 from stepladder.rungs.tasks import TaskSampler, drawn_again
 from stepladder.types import Group, TrainingSample, Trajectory
 from stepladder.workbench.sources import Sources
@@ -137,7 +137,7 @@ class RejectionSamplingRung(FittingRung):
                     metrics = self._take(groups, seen)
                     metrics["seconds"] = time.monotonic() - began
                     run.log(self.name, self.before, metrics)
-            run.save_if_due(CHECKPOINT_SECONDS)
+            run.save_if_due()
         run.display.note(f"round {self.round.round + 1}: {told(self.round.tally, section.samples)}")
 
     def _take(self, groups: Sequence[Group], seen: Seen) -> Metrics:

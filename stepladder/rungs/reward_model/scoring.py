@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +16,9 @@ from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.reward_folder import RewardInfo, save_scored
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.rungs.base import POLICY, Rung, load_policy, policy_tensors
-from stepladder.rungs.epochs import MASTER, EpochState, Metrics, none_better, run_epochs
+from stepladder.rungs.epochs import MASTER, EpochState, Metrics, none_better, run_epochs, shuffled_batches
 from stepladder.rungs.run import Run
 
-CHECKPOINT_SECONDS = 60.0  # an epoch on a few rows is over sooner than its checkpoint
 Row = TypeVar("Row")
 Update = Callable[[ScoredModel, MasterOptimizer, list[Row], float], Metrics]
 Validate = Callable[[ScoredModel, list[Row]], Metrics]
@@ -66,11 +64,6 @@ class ScoringRung(Rung):
         run, settings, seed = self.run, self.settings, self.run.recipe.run.seed
         model, size = self.scored(), settings.batch_size
 
-        def batches(epoch: int) -> list[list[int]]:
-            order = list(range(len(train)))
-            random.Random(f"{seed}/{self.name}/{epoch}").shuffle(order)
-            return [order[i : i + size] for i in range(0, len(order), size)]
-
         def one(rows: list[int], step: int) -> Metrics:
             rate = warmup_then_constant(step, peak=settings.learning_rate, warmup=settings.warmup_steps)
             metrics = update(model, optimizer, [train[i] for i in rows], rate)
@@ -82,11 +75,11 @@ class ScoringRung(Rung):
                 optimizer,
                 settings,
                 self.progress,
-                batches=batches,
+                batches=lambda epoch: shuffled_batches(len(train), size, f"{seed}/{self.name}/{epoch}"),
                 update=one,
                 validate=(lambda: validate(model, held)) if held else None,
                 on_step=lambda step, metrics: run.log(self.name, step, metrics),
-                on_epoch=lambda state: run.save_if_due(CHECKPOINT_SECONDS),
+                on_epoch=lambda state: run.save_if_due(),
             )
             self.progress.best = {}
         if said := none_better(self.progress):

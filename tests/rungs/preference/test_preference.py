@@ -42,7 +42,7 @@ from stepladder.types import TrainingSample
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("STEPLADDER_CACHE", str(cache))
-    monkeypatch.setattr(preference, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
     return cache
 
 
@@ -196,7 +196,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPLADDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(preference, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
         return train(recipe(tmp_path_factory.mktemp("quiet")))
 
 

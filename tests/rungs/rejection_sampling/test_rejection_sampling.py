@@ -21,10 +21,10 @@ from stepladder.recipe.config import Recipe
 from stepladder.run.folder import RunFolder
 from stepladder.run.progress import Display
 from stepladder.run.records import trajectory_from_dict
+from stepladder.rungs import fitting
 from stepladder.rungs.preference import data as preference_data
 from stepladder.rungs.rejection_sampling import rung as rejection_sampling
 from stepladder.rungs.sampled_pairs import sampled_pairs, sampled_row
-from stepladder.rungs.sft import rung as sft
 from stepladder.workbench.bench import Workbench
 
 SMALL = (
@@ -59,8 +59,7 @@ def resume(path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _a_checkpoint_wherever_one_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(rejection_sampling, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +177,13 @@ def test_a_restarted_round_fits_the_weights_that_the_rung_began_with(
 ) -> None:
     """STaR begins each fit with the weights after SFT, RAFT with those of the round before."""
     began: list[dict[str, Any]] = []
-    honest = sft.run_sft
+    honest = fitting.run_sft
 
     def watched(policy: Any, *args: Any, **kwargs: Any) -> Any:
         began.append({n: p.detach().clone() for n, p in policy.trainable().items()})
         return honest(policy, *args, **kwargs)
 
-    monkeypatch.setattr(sft, "run_sft", watched)
+    monkeypatch.setattr(fitting, "run_sft", watched)
     all_of_them = "rejection_sampling.validation=0"  # else the best weights may be those of the beginning
     train(small(tmp_path, "star", "rejection_sampling.restart=true", all_of_them))
     _, first, second = began  # SFT, and two rounds
@@ -199,9 +198,9 @@ PLACES = [
     pytest.param(Workbench, "play", 2, False, id="first-sampling"),
     pytest.param(RunFolder, "log_trajectories", 2, True, id="half-written"),
     pytest.param(Workbench, "play", 5, True, id="second-round"),
-    pytest.param(sft, "sft_update", 26, True, id="inside-the-first-fit"),
-    pytest.param(sft, "validation_loss", 2, False, id="validation"),
-    pytest.param(sft, "sft_update", 32, True, id="inside-the-second-fit"),
+    pytest.param(fitting, "sft_update", 26, True, id="inside-the-first-fit"),
+    pytest.param(fitting, "validation_loss", 2, False, id="validation"),
+    pytest.param(fitting, "sft_update", 32, True, id="inside-the-second-fit"),
 ]
 
 
@@ -228,7 +227,7 @@ def test_a_run_resumed_after_a_crash_is_the_quiet_run(
     [
         pytest.param(Workbench, "play", 2, False, id="sampling"),
         pytest.param(rejection_sampling, "select", 7, True, id="selection"),
-        pytest.param(sft, "sft_update", 26, False, id="fit"),
+        pytest.param(fitting, "sft_update", 26, False, id="fit"),
     ],
 )
 def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(

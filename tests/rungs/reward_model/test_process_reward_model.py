@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from spine import sample, tiny_policy
 
+from stepladder import ladder
 from stepladder.commands.inspect import inspect_recipe
 from stepladder.data.samples import StepSample
 from stepladder.environments.worlds.step_sums import StepSumsEnvironment, StepSumsWorld
@@ -24,7 +25,6 @@ from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.heads import ScalarHead, ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.rungs.reward_model import process_rung as process_reward_model
-from stepladder.rungs.reward_model import scoring as scoring_rung
 from stepladder.rungs.reward_model import step_labels
 from stepladder.rungs.reward_model.process_update import step_losses, step_update, step_validation
 from stepladder.rungs.reward_model.step_data import supervised
@@ -34,7 +34,7 @@ from stepladder.types import Message, Score, Step, Task, Trajectory, Turn
 
 @pytest.fixture(autouse=True)
 def _a_checkpoint_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_rung, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
 
 
 def recipe(folder: Path, name: str, *overrides: str) -> Any:

@@ -15,6 +15,7 @@ from interruptions import Crash, at_call, crash, interrupt
 from rich.console import Console
 from spine import sample, tiny_policy
 
+from stepladder import ladder
 from stepladder.commands.inspect import inspect_recipe
 from stepladder.data.files.split import split_by_content, split_key
 from stepladder.errors import ConfigError, DataError, RunStopped
@@ -38,7 +39,7 @@ from stepladder.types import Message
 
 @pytest.fixture(autouse=True)
 def _a_checkpoint_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_rung, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ladder, "CHECKPOINT_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.recipe.sft import SftSection
 from stepladder.rungs.epochs import EpochState, none_better, run_epochs
-from stepladder.rungs.sft.rung import run_sft
+from stepladder.rungs.fitting import run_sft
 from stepladder.types import TrainingSample
 
 
