@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import RungSection
+from stepladder.recipe.section import Names, RungSection
 
 
 class DistillationSection(RungSection):
@@ -14,7 +14,9 @@ class DistillationSection(RungSection):
 
     label: ClassVar[str] = "after distillation"
 
-    teacher: str = Field(description="a run folder, a model folder, a bundled name or a hub id")
+    teacher: Annotated[str, Names("model")] = Field(
+        description="a run folder, a model folder, a bundled name or a hub id"
+    )
     teacher_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="the type that the teacher computes in"
     )
@@ -25,7 +27,9 @@ class DistillationSection(RungSection):
         description="share of steps in which the policy samples what is scored (lambda of GKD); in the "
         "others it is conversations from `data` or `demonstrations`",
     )
-    data: str | None = Field(None, description="a file of conversations, such as a teacher's samples")
+    data: Annotated[str | None, Names("file")] = Field(
+        None, description="a file of conversations, such as a teacher's samples"
+    )
     demonstrations: int = Field(0, ge=0, description="made by the environment, instead of `data`")
     loss: Literal["divergence", "sampled"] = Field(
         "divergence",

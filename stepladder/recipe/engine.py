@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Names, Section
 
 
 class EngineSection(Section):
@@ -15,7 +15,7 @@ class EngineSection(Section):
     kind: Literal["local", "vllm"] = Field(
         "local", description="local: in this process, on the policy's own weights; vllm: a server"
     )
-    python: str | None = Field(
+    python: Annotated[str | None, Names("file")] = Field(
         None, description="vllm: the interpreter of an environment with vllm; the run starts a server with it"
     )
     url: str | None = Field(
@@ -29,7 +29,7 @@ class EngineSection(Section):
         description="vllm: options of the server that is started, as on its command line, such as "
         "{ max_num_seqs = 64, enforce_eager = true }",
     )
-    folder: str | None = Field(
+    folder: Annotated[str | None, Names("file")] = Field(
         None,
         description="vllm: where weights are written for the server, a folder that it sees too; without it "
         "a temporary one of this machine",

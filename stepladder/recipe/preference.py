@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import RungSection
+from stepladder.recipe.section import Names, RungSection
 
 Loss = Literal["dpo", "cdpo", "robust", "ipo", "simpo", "kto", "orpo"]
 
@@ -33,7 +33,7 @@ class PreferenceSection(RungSection):
     writes: ClassVar[tuple[str, ...]] = ("reference_logprobs.safetensors",)
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
-    data: str | None = Field(
+    data: Annotated[str | None, Names("file", but=(EARLIER_RUNG,))] = Field(
         None,
         description="a file of preferences (for kto: or of answers with a label), or "
         '"rejection_sampling": the pairs that this rung of the same run wrote',

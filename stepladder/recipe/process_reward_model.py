@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from stepladder.recipe.scoring import ScoringSection
+from stepladder.recipe.section import Names
 
 SOLUTIONS_PER_TASK = 4
 
@@ -17,7 +18,9 @@ class ProcessRewardModelSection(ScoringSection):
     label: ClassVar[str] = "after the process reward model"
     writes: ClassVar[tuple[str, ...]] = ("steps.jsonl",)
 
-    data: str | None = Field(None, description="a file of solutions with a label for each step")
+    data: Annotated[str | None, Names("file")] = Field(
+        None, description="a file of solutions with a label for each step"
+    )
     solutions: int = Field(0, ge=0, description="made by the environment, with labels; 0 with another source")
     tasks: int = Field(
         0,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from stepladder.recipe.scoring import ScoringSection
+from stepladder.recipe.section import Names
 
 
 class RewardModelSection(ScoringSection):
@@ -15,7 +16,7 @@ class RewardModelSection(ScoringSection):
     label: ClassVar[str] = "after the reward model"
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
-    data: str | None = Field(None, description="a file of preferences or rankings")
+    data: Annotated[str | None, Names("file")] = Field(None, description="a file of preferences or rankings")
     margin: float | Literal["data"] = Field(
         0.0,
         description="how much higher the better score must be: a number for all pairs, or data: what the "

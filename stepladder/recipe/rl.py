@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,7 @@ from stepladder.algorithms import ALGORITHMS, Algorithm
 from stepladder.errors import nearest
 from stepladder.recipe.rl_checks import check_row, with_kl
 from stepladder.recipe.rl_parts import BonusSection, CriticSection
-from stepladder.recipe.section import RungSection
+from stepladder.recipe.section import Names, RungSection
 
 
 class RlSection(RungSection):
@@ -47,10 +47,10 @@ class RlSection(RungSection):
     clip_high: float | None = Field(None, ge=0, description="instead of the algorithm's own")
     clip_absolute: bool | None = Field(None, description="of cispo: clip_high is the cap itself")
     dual_clip: float | None = Field(None, gt=1, description="bound on ratio times a negative advantage")
-    advantage: str | None = Field(
+    advantage: Annotated[str | None, Names("code")] = Field(
         None, description="your own, by import path: fn(rewards, group_index, trajectories); [rl](rl.md)"
     )
-    loss: str | None = Field(
+    loss: Annotated[str | None, Names("code")] = Field(
         None,
         description="your own, by import path: fn(logprobs, proximal, advantages, mask); [rl](rl.md)",
     )

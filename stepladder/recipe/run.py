@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Names, Section
 
 
 class RunSection(Section):
@@ -56,7 +56,7 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The policy. `name`: a bundled name, a local folder, a hub id, or "tiny" (from scratch)."""
 
-    name: str = Field(
+    name: Annotated[str, Names("model")] = Field(
         "smollm2-135m-instruct", description='a bundled name, a local folder, a hub id, or "tiny"'
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -86,7 +86,7 @@ class ModelSection(Section):
 class EnvironmentSection(Section):
     """The world: a name, or an import path such as "my_module:MyWorld" or "file.py:MyWorld"."""
 
-    name: str = Field(description="a bundled environment, or an import path")
+    name: Annotated[str, Names("code")] = Field(description="a bundled environment, or an import path")
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="keyword arguments of the world or class; for a class with @tool methods also "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from stepladder.recipe.fitting import FittingSection
+from stepladder.recipe.section import Names
 
 
 class SftSection(FittingSection):
@@ -20,7 +21,9 @@ class SftSection(FittingSection):
         description="at most; early stop comes first. 0: no fine-tuning, the rows are there for rl.replay",
     )
     demonstrations: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
-    data: str | None = Field(None, description="rows: a file, folder or glob; docs/data.md lists formats")
+    data: Annotated[str | None, Names("file")] = Field(
+        None, description="rows: a file, folder or glob; docs/data.md lists formats"
+    )
     train: Literal["assistant", "completion", "last_turn", "full"] = Field(
         "assistant",
         description="what is imitated: every assistant turn (after the prompt, where rows have one), all "

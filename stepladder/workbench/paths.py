@@ -2,75 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stepladder.errors import ConfigError
 from stepladder.policies.bundled import BUNDLED
-from stepladder.recipe.config import EvalRecipe, Recipe
-from stepladder.recipe.preference import EARLIER_RUNG
+from stepladder.recipe.common import CommonRecipe
+from stepladder.recipe.config import Recipe
+from stepladder.recipe.section import Names, Section
 from stepladder.workbench.model_rewards import names_model
 
-R = TypeVar("R", Recipe, EvalRecipe)
-
-_FILES = (  # always files, folders or globs
-    ("sft", "data"),
-    ("preference", "data"),
-    ("reward_model", "data"),
-    ("process_reward_model", "data"),
-    ("distillation", "data"),
-    ("engine", "python"),
-    ("engine", "folder"),
-)
+R = TypeVar("R", bound=CommonRecipe)
+S = TypeVar("S", bound=Section)
 
 
 def anchored(recipe: R) -> R:
-    """The recipe with every relative path made absolute from the working folder.
+    """Return the recipe with every relative path made absolute from the working folder.
 
     Bundled names, hub ids and import paths of modules stay as they are. Options of an environment are its
     own business, but for the worlds of a mixture.
     """
-    made: R = _with(recipe, "model", name=model_path(recipe.model.name))
-    for section, key in _FILES:
-        value = getattr(getattr(made, section, None), key, None)
-        if value is not None and (section, value) != ("preference", EARLIER_RUNG):
-            made = _with(made, section, **{key: absolute(value)})
-    if made.environment is not None:
-        made = _with(
-            made,
-            "environment",
-            name=import_path(made.environment.name),
-            rewards=tuple(_reward(reward) for reward in made.environment.rewards),
-            options=_options(made.environment.options),
-        )
-    if isinstance(made, Recipe):
-        if made.distillation is not None:
-            made = _with(made, "distillation", teacher=model_path(made.distillation.teacher))
-        if made.rl is not None:
-            own = {key: getattr(made.rl, key) for key in ("advantage", "loss")}
-            made = _with(made, "rl", **{k: import_path(v) for k, v in own.items() if v is not None})
-    return made
+    made = _anchored(recipe)
+    if made.environment is None:
+        return made
+    e = made.environment
+    changes = {"rewards": tuple(map(_reward, e.rewards)), "options": _options(e.options)}
+    return made.model_copy(update={"environment": e.model_copy(update=changes)})
+
+
+def _anchored(section: S) -> S:
+    """Make the marked keys of a section absolute, and those of the sections in it."""
+    changes: dict[str, Any] = {}
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        marks = [mark for mark in field.metadata if isinstance(mark, Names)]
+        if isinstance(value, Section):
+            changes[key] = _anchored(value)
+        elif marks and value is not None and value not in marks[0].but:
+            changes[key] = _ABSOLUTE[marks[0].kind](value)
+    return section.model_copy(update=changes)
+
+
+def _marked(section: Section, prefix: str = "") -> Iterator[tuple[str, Names, str]]:
+    """(dotted key, its mark, the value) of all that the marked keys of a section name."""
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, Section):
+            yield from _marked(value, f"{prefix}{key}.")
+        for mark in field.metadata:
+            if isinstance(mark, Names) and value is not None and value not in mark.but:
+                yield prefix + key, mark, value
 
 
 def named_paths(recipe: Recipe) -> list[tuple[str, str]]:
     """(key, path) of all that a recipe reads: models, data, folders of reward models, files of code.
 
-    A glob is a path for each file that it finds. Names, such as a hub's, are there as they are.
+    A glob is a path for each file that it finds. Names, such as a hub's, are there as they are. The programs
+    of an engine are not read.
     """
     made = anchored(recipe)
-    found = [("model.name", made.model.name)]
-    for section, key in _FILES:
-        value = getattr(getattr(made, section, None), key, None)
-        if value is not None and section != "engine" and (section, value) != ("preference", EARLIER_RUNG):
-            found += [(f"{section}.{key}", path) for path in (value, *sorted(glob(value, recursive=True)))]
-    if made.distillation is not None:
-        found.append(("distillation.teacher", made.distillation.teacher))
-    code = [("rl.advantage", made.rl.advantage), ("rl.loss", made.rl.loss)] if made.rl is not None else []
+    found: list[tuple[str, str]] = []
+    code: list[tuple[str, Any]] = []
+    for key, mark, value in _marked(made):
+        if mark.kind == "code":
+            code.append((key, value))
+        elif not key.startswith("engine."):
+            files = sorted(glob(value, recursive=True)) if mark.kind == "file" else []
+            found += [(key, path) for path in (value, *files)]
     if made.environment is not None:
         worlds = _options(made.environment.options).get("worlds")
-        names = [made.environment.name, *(w.get("name") for w in worlds or [] if isinstance(w, dict))]
-        code += [("environment.name", name) for name in names]
+        code += [("environment.name", w.get("name")) for w in worlds or [] if isinstance(w, dict)]
         for reward in made.environment.rewards:
             if names_model(reward):
                 paths = reward.partition(":")[2].partition("?")[0].split(",")
@@ -150,7 +153,4 @@ def _world(entry: Any) -> Any:
     return {**entry, "name": import_path(name), "label": entry.get("label", name)}
 
 
-def _with(recipe: R, section: str, **values: Any) -> R:
-    changed = getattr(recipe, section).model_copy(update=values)
-    made: R = recipe.model_copy(update={section: changed})
-    return made
+_ABSOLUTE = {"file": absolute, "model": model_path, "code": import_path}
