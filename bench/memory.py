@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepladder.rungs.registry import needs_of
+
 BUDGET, PROMPT, MODEL = 512, 32, "smollm2-135m-instruct"
 DTYPES = ("float32", "bfloat16")
 PLAYED = ("key/value cache", "engine's weights", "sampling")
@@ -81,7 +83,8 @@ def estimated(case: str, dtype: str) -> Any:
 
     from stepladder.planning.plan import plan_recipe
 
-    (rung,) = plan_recipe(recipe_of(case, dtype), device="cpu", dtype=dtype).rungs
+    recipe = recipe_of(case, dtype)
+    (rung,) = plan_recipe(recipe, needs_of(recipe), device="cpu", dtype=dtype).rungs
     return replace(rung, parts=tuple(p for p in rung.parts if p.name not in PLAYED))
 
 

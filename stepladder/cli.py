@@ -61,8 +61,9 @@ def plan(
     a run folder: beside what the run measured.
     """
     from stepladder.planning.command import plan_command
+    from stepladder.rungs.registry import needs_of
 
-    typer.echo(plan_command(recipe, overrides or []), nl=False)
+    typer.echo(plan_command(recipe, overrides or [], needs_of), nl=False)
 
 
 @app.command()

@@ -29,7 +29,7 @@ from stepladder.run.progress import Display
 from stepladder.run.records import evaluation_record
 from stepladder.run.tracking import open_tracker, require_tracker
 from stepladder.rungs.base import Rung, load_policy, policy_tensors
-from stepladder.rungs.registry import RUNGS, prepare_run, rungs_of, trains_policy
+from stepladder.rungs.registry import RUNGS, needs_of, prepare_run, rungs_of, trains_policy
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import anchored, refuse_own_inputs
 from stepladder.workbench.prepare import resolved
@@ -112,7 +112,7 @@ class Ladder:
         self.done: dict[str, int] = {}  # finished rungs and their steps
         self.rung: Rung | None = None
         self.saved_at = time.monotonic()
-        self.forecast = Forecast(recipe, folder.path, display.note)
+        self.forecast = Forecast(recipe, needs_of(recipe), folder.path, display.note)
 
     def climb(self) -> None:
         """Do what is left to do. An interruption is saved and named; other errors leave the checkpoints."""

@@ -10,6 +10,7 @@ from stepladder.errors import StepladderError
 from stepladder.planning.command import chosen
 from stepladder.planning.machine import Machine, PeakMeter, free_memory, measure
 from stepladder.planning.measured import FILE, Measured, measured_json, read_measured
+from stepladder.planning.needs import Needs
 from stepladder.planning.plan import RungPlan, plan_recipe
 from stepladder.recipe.config import Recipe
 
@@ -19,8 +20,10 @@ QUICK = 0.02  # seconds of each probe of the machine
 class Forecast:
     """Measures a rung at its second update: the optimiser makes its moments at the end of the first."""
 
-    def __init__(self, recipe: Recipe, folder: Path, say: Callable[[str], None]) -> None:
-        self.recipe, self.folder, self.say = recipe, folder, say
+    def __init__(
+        self, recipe: Recipe, needs: Mapping[str, Needs], folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.recipe, self.needs, self.folder, self.say = recipe, needs, folder, say
         self.device, self.dtype = chosen(recipe)
         self.meter = PeakMeter(self.device)
         self.measured = read_measured(folder)
@@ -63,5 +66,5 @@ class Forecast:
         free, total, who = free_memory(self.device)
         rates = measure(self.device, self.dtype, seconds=QUICK)
         machine = Machine(self.device, free, total, who, *rates)
-        plan = plan_recipe(self.recipe, device=self.device, dtype=self.dtype, machine=machine)
+        plan = plan_recipe(self.recipe, self.needs, device=self.device, dtype=self.dtype, machine=machine)
         return next(rung for rung in plan.rungs if rung.name == self._rung)

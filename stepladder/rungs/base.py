@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import CheckpointError
+from stepladder.planning.needs import Needs
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
@@ -48,6 +49,11 @@ class Rung:
         It is called before a model is loaded. What it reads it reads through `sources`, where the rung finds
         it.
         """
+
+    @classmethod
+    def needs(cls, section: Any) -> Needs:
+        """Return what the rung's plan needs to know of its section."""
+        raise NotImplementedError
 
     @classmethod
     def check_policy(cls, recipe: CommonRecipe, policy: Policy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepladder.planning.needs import Needs
 from stepladder.recipe.config import Recipe, rung_sections
 from stepladder.rungs.base import Rung
 from stepladder.rungs.distillation.rung import DistillationRung
@@ -35,6 +36,11 @@ def rungs_of(recipe: Recipe) -> list[type[Rung]]:
 def trains_policy(rung: type[Rung]) -> bool:
     """Return whether the policy is another one after the rung."""
     return rung_sections()[rung.name].trains_policy
+
+
+def needs_of(recipe: Recipe) -> dict[str, Needs]:
+    """Return what each rung of the recipe needs, for its plan."""
+    return {rung.name: rung.needs(rung.section_of(recipe)) for rung in rungs_of(recipe)}
 
 
 def prepare_run(recipe: Recipe) -> Workbench:

@@ -23,6 +23,7 @@ from stepladder.planning.show import plan_text
 from stepladder.planning.sources import model_shape
 from stepladder.recipe.config import Recipe, bundled_recipes, load_recipe
 from stepladder.run.progress import Display
+from stepladder.rungs.registry import needs_of
 
 ALL, EMBEDDINGS = 134_515_008, 28_311_552
 MACHINE = Machine("cpu", 8e9, 16e9, "the machine", 1e11, 1e10)
@@ -33,7 +34,9 @@ def smol(name: str, options: Any = None) -> Shape:
 
 
 def planned(recipe: Recipe, dtype: str = "float32", machine: Machine | None = None) -> Plan:
-    return plan_recipe(recipe, device="cpu", dtype=dtype, machine=machine, shape_by_name=smol)
+    return plan_recipe(
+        recipe, needs_of(recipe), device="cpu", dtype=dtype, machine=machine, shape_by_name=smol
+    )
 
 
 def rl(**section: Any) -> Recipe:
@@ -121,7 +124,7 @@ def test_the_mask_of_a_group() -> None:
     """A group of calculator: its prompt once, 448, and 16 times 192: 3,520 tokens beside 16,000 of a row.
     On a CPU there is no such square."""
     recipe = load_recipe("calculator", ["rl.token_budget=16000"])
-    _, found = plan_recipe(recipe, device="cuda", dtype="float32", shape_by_name=smol).rungs
+    _, found = plan_recipe(recipe, needs_of(recipe), device="cuda", dtype="float32", shape_by_name=smol).rungs
     assert sizes(found)["masks of shared prefixes"] == 3520 * 16_000 * 30 * 4
     assert "masks of shared prefixes" not in sizes(planned(recipe).rungs[1])
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from stepladder.data.positions import max_positions
+from stepladder.engines.local.facts import MAX_ROWS
 from stepladder.engines.local.prefix_cache import PrefixCache
 from stepladder.engines.local.scheduler import Limits, Scheduler
 from stepladder.engines.local.select import choose_path
@@ -26,9 +27,6 @@ from stepladder.threads import release_team
 from stepladder.types import Generation, Sampling
 
 log = logging.getLogger(__name__)
-
-
-MAX_ROWS = 128  # sequences that are decoded together
 
 
 class LocalEngine:

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepladder.engines.local.cache import SlotCache
+from stepladder.engines.local.facts import FUSABLE
 from stepladder.engines.local.graphs import CudaRecorder, DecodeGraphs
 from stepladder.engines.local.packing import Linear, effective_weight, linear_class, why_not_linear
 from stepladder.engines.local.spans import Heads, Span, attend, spans
 from stepladder.engines.weights import WeightHash
 
-FUSABLE = frozenset({"llama", "qwen2", "qwen3"})
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the length
 FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stepladder.data.files.datasets import read_dataset
 from stepladder.environments.checked import CheckedWorld
+from stepladder.planning.needs import Needs
 from stepladder.play.rollout import derive_seed
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.policy import Policy
@@ -73,6 +74,19 @@ class DistillationRung(Rung):
     @classmethod
     def check_policy(cls, recipe: CommonRecipe, policy: Policy) -> None:
         check_teacher(cls.section_of(recipe), policy.tokenizer)
+
+    @classmethod
+    def needs(cls, section: DistillationSection) -> Needs:
+        plays = section.on_policy > 0
+        return Needs(
+            rows=section.tasks_per_step if plays else section.batch_size,
+            token_budget=section.token_budget,
+            answers=section.samples if plays else 1,
+            steps=section.steps,
+            teacher=section.teacher,
+            teacher_dtype=section.teacher_dtype,
+            plays=plays,
+        )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

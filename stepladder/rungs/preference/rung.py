@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from stepladder.data.files.split import fingerprint_of
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.objectives.kto import kto_balance
+from stepladder.planning.needs import Needs, both_sides_limit
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
 from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
@@ -145,6 +147,18 @@ class PreferenceRung(Rung):
     @classmethod
     def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
         check_rows(recipe, cls.section_of(recipe), world, sources)
+
+    @classmethod
+    def needs(cls, section: PreferenceSection) -> Needs:
+        made = max(1, section.pairs - section.validation) if section.pairs else 0
+        return Needs(
+            rows=section.batch_size,
+            token_budget=section.token_budget,
+            answers=2,
+            steps=section.epochs * math.ceil(made / section.batch_size) if made else None,
+            longest=both_sides_limit(section.max_prompt_tokens, section.max_completion_tokens),
+            keeps_best=bool(section.validation),
+        )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

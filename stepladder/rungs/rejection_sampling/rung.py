@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, DataError
+from stepladder.planning.needs import Needs
 from stepladder.play.rollout import derive_seed
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
@@ -77,6 +78,14 @@ class RejectionSamplingRung(FittingRung):
                 f"rejection_sampling.tasks={section.tasks} per round, but the split 'train' has {there}; set "
                 f"rejection_sampling.tasks = {there}, and more samples"
             )
+
+    @classmethod
+    def needs(cls, section: RejectionSamplingSection) -> Needs:
+        return Needs(
+            rows=section.batch_size,
+            token_budget=section.token_budget,
+            keeps_best=bool(section.validation),
+        )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

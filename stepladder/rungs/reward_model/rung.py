@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import ClassVar
 
 from stepladder.environments.checked import CheckedWorld
+from stepladder.planning.needs import Needs
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.reward_folder import RewardInfo
@@ -30,6 +33,12 @@ class RewardModelRung(ScoringRung):
     @classmethod
     def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
         check_rows(recipe, cls.section_of(recipe), world, sources)
+
+    @classmethod
+    def needs(cls, section: RewardModelSection) -> Needs:
+        made = max(1, section.pairs - section.validation) if section.pairs else 0
+        steps = section.epochs * math.ceil(made / section.batch_size) if made else None
+        return replace(super().needs(section), answers=2, steps=steps)
 
     @property
     def settings(self) -> RewardModelSection:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from stepladder.errors import DataError
+from stepladder.planning.needs import Needs, both_sides_limit
 from stepladder.policies.checkpoint import room_for
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
@@ -29,6 +30,16 @@ class ScoringRung(Rung):
 
     Subclasses give `settings` and `climb`, which calls `fit` and `export`.
     """
+
+    @classmethod
+    def needs(cls, section: ScoringSection) -> Needs:
+        return Needs(
+            rows=section.batch_size,
+            token_budget=section.token_budget,
+            longest=both_sides_limit(section.max_prompt_tokens, section.max_completion_tokens),
+            keeps_best=bool(section.validation),
+            scores=True,
+        )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

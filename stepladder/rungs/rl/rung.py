@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError, RunStopped
+from stepladder.planning.needs import Needs
 from stepladder.plugins import load_object
 from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
@@ -48,6 +49,22 @@ class RlRung(Rung):
         require_judge(recipe, world)
         world.require("train", 1)
         check_settings(cls.section_of(recipe), recipe.rollout.max_turns, world)
+
+    @classmethod
+    def needs(cls, section: RlSection) -> Needs:
+        row, critic = section.row(), section.critic or CriticSection()
+        return Needs(
+            rows=section.tasks_per_step,
+            token_budget=section.token_budget,
+            answers=section.group_size,
+            steps=section.steps,
+            shares_prompt=True,
+            reference=row.kl_in != "none",
+            critic=critic.trunk if row.needs_critic else "none",
+            plays=True,
+            plays_ahead=section.max_staleness > 0,
+            updates=section.updates_per_batch,
+        )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

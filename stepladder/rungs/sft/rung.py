@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from stepladder.environments.checked import CheckedWorld
+from stepladder.planning.needs import Needs
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.sft import SftSection
 from stepladder.rungs.demonstrations import sft_data
@@ -21,6 +23,17 @@ class SftRung(FittingRung):
     @classmethod
     def check(cls, recipe: CommonRecipe, world: CheckedWorld | None, sources: Sources) -> None:
         check_rows(recipe, world, cls.section_of(recipe), sources)
+
+    @classmethod
+    def needs(cls, section: SftSection) -> Needs:
+        made = section.demonstrations  # those held out are made in addition
+        return Needs(
+            rows=section.batch_size,
+            token_budget=section.token_budget,
+            steps=section.epochs * math.ceil(made / section.batch_size) if made else None,
+            longest=section.max_tokens,
+            keeps_best=bool(section.validation),
+        )
 
     def climb(self) -> None:
         run = self.run
