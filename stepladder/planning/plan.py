@@ -6,7 +6,7 @@ memory and time are upper ends, but for the slack of allocators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def _other_models(
     return parts
 
 
-def _engine(recipe: Recipe, plan: Plan, needs: Iterable[Needs]) -> list[Part]:
+def _engine(recipe: Recipe, plan: Plan, needs: Collection[Needs]) -> list[Part]:
     if recipe.environment is None or recipe.engine.kind != "local":
         return []
     most = max(

@@ -35,7 +35,7 @@ class RewardModelRung(ScoringRung):
         check_rows(recipe, cls.section_of(recipe), world, sources)
 
     @classmethod
-    def needs(cls, section: RewardModelSection) -> Needs:
+    def needs(cls, section: Any) -> Needs:
         made = max(1, section.pairs - section.validation) if section.pairs else 0
         steps = section.epochs * math.ceil(made / section.batch_size) if made else None
         return replace(super().needs(section), answers=2, steps=steps)

@@ -32,7 +32,7 @@ class ScoringRung(Rung):
     """
 
     @classmethod
-    def needs(cls, section: ScoringSection) -> Needs:
+    def needs(cls, section: Any) -> Needs:
         return Needs(
             rows=section.batch_size,
             token_budget=section.token_budget,
