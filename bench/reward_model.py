@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification
 from stepladder import ladder
 from stepladder.environments.worlds.reviews import ReviewsWorld
 from stepladder.policies.conversation_scorer import ConversationScorer
-from stepladder.policies.reward_folder import load_scored, pad_for_scoring, save_scored
+from stepladder.policies.reward_folder import pad_for_scoring, save_scored
+from stepladder.policies.scored import load_scored
 from stepladder.recipe.config import load_recipe
 from stepladder.types import Message
 

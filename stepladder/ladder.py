@@ -18,8 +18,9 @@ from typing import Any
 from stepladder.errors import CheckpointError, ConfigError, RunStopped, StepladderError
 from stepladder.evaluation import WithExamples, evaluate, held_out
 from stepladder.plugins import import_path
-from stepladder.policies.checkpoint import CheckpointStore, load_tensors, room_for, save_tensors
+from stepladder.policies.checkpoint import CheckpointStore
 from stepladder.policies.export import export_model
+from stepladder.policies.tensors import load_tensors, room_for, save_tensors
 from stepladder.recipe.config import Recipe, parse_recipe
 from stepladder.reports.write import write_reports
 from stepladder.run.folder import RunFolder

@@ -10,28 +10,26 @@ Nothing here unpickles: a checkpoint from anywhere can be opened without running
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepladder.atomic import atomic_directory, clean_leftovers, remove_tree
 from stepladder.errors import CheckpointError, ConfigError
+from stepladder.policies.tensors import disk_full
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FORMAT = 1
 _STEP = re.compile(r"^step-(\d{8,})$")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointStore:
@@ -76,7 +74,7 @@ class CheckpointStore:
                 (folder / STATE).write_text(encoded, encoding="utf-8")
                 _write_manifest(folder, step)
         except Exception as error:
-            if _disk_full(error):
+            if disk_full(error):
                 raise self._no_space(step, needed + len(encoded)) from error
             raise
         self._forget(step)
@@ -158,32 +156,6 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, with dtypes and shapes kept; aliases are stored as separate copies."""
-    from safetensors.torch import save_file
-
-    seen: set[int] = set()
-    plain = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage()
-        shared = memory.data_ptr() in seen or memory.nbytes() != tensor.nbytes
-        plain[name] = tensor.clone() if shared else tensor
-        seen.add(memory.data_ptr())
-    save_file(plain, path)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file onto the CPU. Raises CheckpointError when it is anything else."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from error
-
-
 def folder_size(path: Path) -> int:
     """Bytes of all files below `path`."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -216,29 +188,3 @@ def _crc32(path: Path) -> int:
         while chunk := stream.read(1 << 22):
             value = zlib.crc32(chunk, value)
     return value
-
-
-@contextmanager
-def room_for(what: str, folder: Path) -> Iterator[None]:
-    """A full disk inside the block becomes a CheckpointError that names `what`; other errors pass."""
-    try:
-        yield
-    except Exception as error:
-        if not _disk_full(error):
-            raise
-        free = shutil.disk_usage(folder).free / 1e6
-        raise CheckpointError(
-            f"the disk is too full for {what}: {free:.1f} MB are free in {folder}; the checkpoints there are "
-            "untouched. Make room and resume."
-        ) from error
-
-
-def _disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is a full disk. Safetensors reports it as text only."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        if "No space left on device" in str(error) or "os error 28" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -17,7 +17,8 @@ from stepladder.data.samples import StepSample, completion_samples, step_samples
 from stepladder.errors import ConfigError, DataError
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.pretrained import DType
-from stepladder.policies.reward_folder import RewardInfo, load_scored
+from stepladder.policies.reward_folder import RewardInfo
+from stepladder.policies.scored import load_scored
 from stepladder.types import Message, TrainingSample
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepladder.atomic import atomic_directory
 from stepladder.errors import CheckpointError
 from stepladder.policies.merging import merge
-from stepladder.policies.pretrained import no_progress_bars
+from stepladder.policies.quiet import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

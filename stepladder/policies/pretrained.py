@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -14,6 +13,7 @@ from stepladder.errors import ConfigError, ModelNotFound, nearest
 from stepladder.policies.bundled import BUNDLED, ensure_bundled, say
 from stepladder.policies.dropout import zero_config_dropout, zero_dropout
 from stepladder.policies.merging import merge
+from stepladder.policies.quiet import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
@@ -144,20 +144,6 @@ def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Loading and saving take about a second; transformers' bars would only break our own display."""
-    from transformers.utils import logging as hf_logging
-
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_config(folder: Path) -> PretrainedConfig:

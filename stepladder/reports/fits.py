@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepladder.reports.run import RunData
-
-NONE_BETTER = "no epoch was better; the weights are those the {} began with"
+from stepladder.reports.wording import NONE_BETTER
 
 
 def fit_texts(run: RunData) -> list[str]:

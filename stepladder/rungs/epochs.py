@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from stepladder.policies.optimizer import MasterOptimizer
-from stepladder.reports.fits import NONE_BETTER
+from stepladder.reports.wording import NONE_BETTER
 from stepladder.run.interrupt import uninterrupted
 
 Metrics = dict[str, float]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stepladder.errors import CheckpointError
-from stepladder.policies.checkpoint import load_tensors, room_for, save_tensors
 from stepladder.policies.policy import Policy
+from stepladder.policies.tensors import load_tensors, room_for, save_tensors
 
 
 def frozen_reference(policy: Policy, path: Path, *, must_exist: bool) -> Policy:

@@ -15,13 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from stepladder.errors import CheckpointError, ConfigError
-from stepladder.policies.checkpoint import (
-    CheckpointStore,
-    find_damage,
-    load_tensors,
-    read_state,
-    save_tensors,
-)
+from stepladder.policies.checkpoint import CheckpointStore, find_damage, read_state
+from stepladder.policies.tensors import load_tensors, save_tensors
 
 
 def _write(value: float) -> Callable[[Path], None]:

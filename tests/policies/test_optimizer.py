@@ -13,8 +13,8 @@ from torch import nn
 
 from stepladder.errors import CheckpointError, ConfigError, InvariantError
 from stepladder.objectives.rounding import spread
-from stepladder.policies.checkpoint import load_tensors, save_tensors
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant, warmup_then_linear
+from stepladder.policies.tensors import load_tensors, save_tensors
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:

@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from stepladder.errors import CheckpointError
 from stepladder.policies.heads import ScalarHead, ScoredModel
 from stepladder.policies.policy import Policy
-from stepladder.policies.reward_folder import RewardInfo, load_scored, pad_for_scoring, save_scored
+from stepladder.policies.reward_folder import RewardInfo, pad_for_scoring, save_scored
+from stepladder.policies.scored import load_scored
 
 INFO = RewardInfo("outcome", 1.5, 2.0, (7,), "\n", {"accuracy": 0.9}, ((0.55, 0.6, 10),))
 

@@ -20,8 +20,9 @@ from spine import digit_recipe, lines
 from stepladder import ladder
 from stepladder.errors import EngineError, InvariantError
 from stepladder.ladder import train
-from stepladder.policies.checkpoint import CheckpointStore, load_tensors
+from stepladder.policies.checkpoint import CheckpointStore
 from stepladder.policies.policy import Policy
+from stepladder.policies.tensors import load_tensors
 from stepladder.recipe.config import Recipe, load_recipe
 from stepladder.reports.run import read_jsonl
 from stepladder.run.progress import Display

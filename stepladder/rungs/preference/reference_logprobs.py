@@ -21,8 +21,8 @@ from torch import Tensor
 from stepladder.data.batching import FORWARD_ONLY, micro_batches
 from stepladder.errors import CheckpointError
 from stepladder.policies.bundled import cache_root
-from stepladder.policies.checkpoint import load_tensors, room_for, save_tensors
 from stepladder.policies.policy import Policy
+from stepladder.policies.tensors import load_tensors, room_for, save_tensors
 from stepladder.types import TrainingSample
 
 FILE = "reference_logprobs.safetensors"

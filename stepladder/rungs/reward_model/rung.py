@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stepladder.environments.checked import CheckedWorld
 from stepladder.planning.needs import Needs

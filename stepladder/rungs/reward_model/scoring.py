@@ -11,10 +11,10 @@ from torch import Tensor
 
 from stepladder.errors import DataError
 from stepladder.planning.needs import Needs, both_sides_limit
-from stepladder.policies.checkpoint import room_for
 from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer, warmup_then_constant
 from stepladder.policies.reward_folder import RewardInfo, save_scored
+from stepladder.policies.tensors import room_for
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.rungs.base import POLICY, Rung, load_policy, policy_tensors
 from stepladder.rungs.epochs import MASTER, EpochState, Metrics, none_better, run_epochs, shuffled_batches

@@ -24,9 +24,10 @@ from stepladder import ladder
 from stepladder.commands.inspect import inspect_recipe
 from stepladder.errors import CheckpointError, ConfigError, DataError, InvariantError
 from stepladder.objectives.kto import mismatched_answers
-from stepladder.policies.checkpoint import CheckpointStore, load_tensors
+from stepladder.policies.checkpoint import CheckpointStore
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
+from stepladder.policies.tensors import load_tensors
 from stepladder.recipe.config import Recipe, load_recipe
 from stepladder.run.progress import Display
 from stepladder.rungs.epochs import EpochState
