@@ -1,4 +1,4 @@
-"""Does a critic make the policy gradient less noisy? Measured on fixed data, with a fixed policy.
+"""Does a critic make the policy gradient less noisy? MeasuredColumns on fixed data, with a fixed policy.
 
     python bench/variance.py --out runs/variance --seeds 0 1 2
 
@@ -32,7 +32,7 @@ from stepladder.play.rollout import rollout
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.recipe.config import load_recipe
 from stepladder.recipe.rl_parts import CriticSection
-from stepladder.rungs.rl.credit import Measured, make_batch
+from stepladder.rungs.rl.credit import MeasuredColumns, make_batch
 from stepladder.rungs.rl.critic import Critic, explained_variance
 from stepladder.rungs.rl.turn_credit import CreditRules
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
@@ -175,9 +175,9 @@ def teach(critic: Critic, groups: list[Group], epochs: int) -> None:
 
 
 def with_critic(critic: Critic, groups: list[Group]) -> RlBatch:
-    def judge(batch: RlBatch) -> Measured:
+    def judge(batch: RlBatch) -> MeasuredColumns:
         values, ends = critic.judge(batch)
-        return Measured(values=values, final_values=ends)
+        return MeasuredColumns(values=values, final_values=ends)
 
     return make_batch(groups, WITH_CRITIC, CreditRules(lam=1.0), measure=judge)
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,20 +197,18 @@ class Ladder:
         if done or self.recipe.environment is None:
             return
         e = self.recipe.evaluation
-        world = self.bench.world
+        player = self.bench.player
         if examples:
-            world = WithExamples(world, world.demonstrations(examples, self.recipe.run.seed + 2))
+            shown = player.world.demonstrations(examples, self.recipe.run.seed + 2)
+            player = replace(player, world=WithExamples(player.world, shown))
         tasks = held_out(self.bench.world, e.split, e.tasks if n is None else n)
         self.display.start(f"evaluating {label}", len(tasks), 0, unit="tasks")
         result = self.bench.runner.run(
             evaluate(
-                self.bench.agents(e.temperature),
-                world,
+                player,
                 tasks,
                 temperature=e.temperature,
-                limits=self.bench.limits,
                 seed=self.recipe.run.seed,
-                scorer=self.bench.scorer,
                 on_trajectory=self.display.trajectory,
             )
         )

@@ -37,17 +37,14 @@ def evaluate_model(
     recipe = table_recipe(model, environment, overrides, seed=seed, endpoint_model=endpoint_model)
     with open_table(recipe, model, endpoint_model) as table:
         display = Display()
-        chosen = held_out(table.world, split, tasks)
+        chosen = held_out(table.player.world, split, tasks)
         display.start("evaluating", len(chosen), 0, unit="tasks")
         result = table.runner.run(
             evaluate(
-                table.agents(temperature),
-                table.world,
+                table.player,
                 chosen,
                 temperature=temperature,
-                limits=table.limits,
                 seed=seed,
-                scorer=table.scorer,
                 on_trajectory=display.trajectory,
             )
         )

@@ -24,7 +24,8 @@ from stepladder.evaluation.beam import Beam, StepScorer, beam_agents
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare
 from stepladder.evaluation.curves import Curve, Kind, Point, crossover, curve
-from stepladder.evaluation.samples import TaskSamples, play_samples, read_samples
+from stepladder.evaluation.held_out import play_held_out
+from stepladder.evaluation.samples import TaskSamples, read_samples
 from stepladder.play.agent import Agents
 from stepladder.plugins import load_object
 from stepladder.reports.evaluation import evaluation_page, evaluation_plots
@@ -142,20 +143,19 @@ def _play(model: str, asked: Asked) -> list[tuple[Played, list[Trajectory]]]:
     answer = load_object(asked.answer, what="answer reader") if asked.answer else None
     found = []
     with open_table(recipe, model, asked.endpoint_model) as table:
-        tasks = held_out(table.world, asked.split, asked.tasks)
+        tasks = held_out(table.player.world, asked.split, asked.tasks)
         for budget in asked.budgets or (None,):
             began = time.monotonic()
             display = Display()
             display.start(f"evaluating {model}", len(tasks) * asked.samples, 0, unit="episodes")
             groups = table.runner.run(
-                play_samples(
-                    _agents(table, asked, budget),
-                    table.world,
+                play_held_out(
+                    table.player,
                     tasks,
                     n=asked.samples,
-                    limits=table.limits,
+                    temperature=asked.temperature,
                     seed=asked.seed,
-                    scorer=table.scorer,
+                    agents=_agents(table, asked, budget),
                     on_trajectory=display.trajectory,
                 )
             )
@@ -170,7 +170,7 @@ def _play(model: str, asked: Asked) -> list[tuple[Played, list[Trajectory]]]:
 def _agents(table: Table, asked: Asked, budget: int | None) -> Agents:
     """Plain sampling, or a search led by the step scorer."""
     if asked.beam is None or asked.step_scorer is None:
-        return table.agents(asked.temperature, budget)
+        return table.player.agents(asked.temperature, budget)
     if table.bench is None:
         raise ConfigError("a beam search continues token ids, which an endpoint does not take; name a model")
     bench, limits = table.bench, table.bench.recipe.rollout

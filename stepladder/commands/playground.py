@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.play.agent import Agents
 from stepladder.play.endpoint_agent import EndpointAgent, endpoint_client, require_endpoint
 from stepladder.play.loop_thread import LoopThread
-from stepladder.play.rollout import Limits, Scorer
+from stepladder.play.player import Player
 from stepladder.recipe.config import EvalRecipe, eval_recipe
 from stepladder.reports.run import RECIPE
 from stepladder.run.folder import model_folder, read_recipe
+from stepladder.types import Group, Task
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.paths import import_path
 from stepladder.workbench.prepare import limits_of, make_scorer, make_world, prepare
 
 
 class Table(NamedTuple):
-    """`agents(temperature, max_tokens)` gives the players; `max_tokens` None is the recipe's.
-
-    `bench` is there for a local model only.
-    """
+    """What episodes are played with, and where; `bench` is there for a local model only."""
 
     runner: LoopThread
-    world: CheckedWorld
-    agents: Callable[..., Agents]
-    scorer: Scorer | None
-    limits: Limits
+    player: Player
     bench: Workbench | None = None
+
+    def play(self, tasks: Sequence[tuple[str, Task]], **options: Any) -> list[Group]:
+        """Play episodes and wait for them; `options` are those of `Player.play`."""
+        return self.runner.run(self.player.play(tasks, **options))
 
 
 def table_recipe(
@@ -66,10 +64,10 @@ def is_endpoint(model: str) -> bool:
 @contextlib.contextmanager
 def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[Table]:
     """Load the model, or connect to the endpoint, and set the world up; all of it ends with the block."""
-    limits, r = limits_of(recipe), recipe.rollout
+    r = recipe.rollout
     if not is_endpoint(model):
         with contextlib.closing(prepare(recipe)) as bench:
-            yield Table(bench.runner, bench.world, bench.agents, bench.scorer, limits, bench)
+            yield Table(bench.runner, bench.player, bench)
         return
     world, scorer = make_world(recipe), make_scorer(recipe)
     client = endpoint_client(model, deadline=r.deadline)
@@ -87,7 +85,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
             runner.run(require_endpoint(client, model))
             runner.run(world.setup())
             try:
-                yield Table(runner, world, agents, scorer, limits)
+                yield Table(runner, Player(agents, world, limits_of(recipe), scorer, r.temperature))
             finally:
                 runner.run(world.teardown())
         finally:

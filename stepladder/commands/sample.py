@@ -13,7 +13,7 @@ from stepladder.commands.playground import is_endpoint, open_table, table_recipe
 from stepladder.commands.sample_note import SampleNote
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
-from stepladder.play.rollout import derive_seed, rollout
+from stepladder.play.rollout import derive_seed
 from stepladder.recipe.rejection_sampling import Selection
 from stepladder.run.progress import Display
 from stepladder.run.records import trajectory_to_dict
@@ -70,23 +70,18 @@ def sample_files(
         rewards=[reward] if reward else [],
     )
     with open_table(recipe, model, endpoint_model) as table:
-        todo = held_out(table.world, split, tasks)
+        todo = held_out(table.player.world, split, tasks)
         display = Display(console)
         display.start("evaluating", tasks * n, note.done * n, unit="episodes")
         out.mkdir(parents=True, exist_ok=True)
         note.save()
         for start in range(note.done, tasks, BATCH):
-            groups = table.runner.run(
-                rollout(
-                    table.agents(temperature),
-                    table.world,
-                    [(f"sample-{task.id}", task) for task in todo[start : start + BATCH]],
-                    group_size=n,
-                    limits=table.limits,
-                    seed=seed,
-                    scorer=table.scorer,
-                    on_trajectory=display.trajectory,
-                )
+            groups = table.play(
+                [(f"sample-{task.id}", task) for task in todo[start : start + BATCH]],
+                group_size=n,
+                temperature=temperature,
+                seed=seed,
+                on_trajectory=display.trajectory,
             )
             refuse_dead_world(groups, again="the same command goes on from here")
             _add(note, groups, chosen, seed)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-class TemplateCollapse(NamedTuple):
+class CollapseSignal(NamedTuple):
     """How much the reasoning Z depends on its prompt X, in nats per sequence.
 
     Collapse shows as high `conditional_entropy` with low `mutual_information`: varied but input-agnostic
@@ -26,9 +26,7 @@ class TemplateCollapse(NamedTuple):
     """share of z whose most likely prompt is its own; ties go to the first; chance is 1/N"""
 
 
-def template_collapse(
-    cross_logprobs: Float[Tensor, "n N"], prompt_index: Int[Tensor, "n"]
-) -> TemplateCollapse:
+def template_collapse(cross_logprobs: Float[Tensor, "n N"], prompt_index: Int[Tensor, "n"]) -> CollapseSignal:
     """Mutual information between reasoning and prompt from the cross matrix ℓ[z, j] = log p(z | x_j), in
     nats.
 
@@ -49,7 +47,7 @@ def template_collapse(
     bound = torch.tensor(float(prompts), dtype=torch.float64).log()
     marginal = torch.logsumexp(ell, dim=1) - bound
     hits = ell.argmax(dim=1) == prompt_index
-    return TemplateCollapse(
+    return CollapseSignal(
         conditional_entropy=-matched.mean(),
         marginal_entropy=-marginal.mean(),
         mutual_information=(matched - marginal).mean(),

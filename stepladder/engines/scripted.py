@@ -15,7 +15,7 @@ Script: TypeAlias = Sequence[Sequence[int]]  # one entry of token ids per turn
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScriptedRequest:
     """What a session was asked, kept in `ScriptedEngine.requests` for tests to look at."""
 
     key: str
@@ -38,14 +38,15 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        script: Mapping[str, Sequence[Sequence[int] | Exception]] | Callable[[Request], Sequence[int]],
+        script: Mapping[str, Sequence[Sequence[int] | Exception]]
+        | Callable[[ScriptedRequest], Sequence[int]],
         *,
         logprob: float = -1.0,
-        logprobs: Callable[[Request, Sequence[int]], Sequence[float]] | None = None,
+        logprobs: Callable[[ScriptedRequest, Sequence[int]], Sequence[float]] | None = None,
         delay: float = 0.0,
     ) -> None:
         self.version = 0
-        self.requests: list[Request] = []
+        self.requests: list[ScriptedRequest] = []
         self.open_sessions = 0
         self._script = script
         self._logprob = logprob
@@ -59,7 +60,7 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Nothing to free."""
 
-    async def play(self, request: Request) -> Generation:
+    async def play(self, request: ScriptedRequest) -> Generation:
         """The generation that the script has for `request`."""
         self.requests.append(request)
         await asyncio.sleep(self._delay)
@@ -71,7 +72,7 @@ class ScriptedEngine:
         versions = ((self.version, len(tokens)),) if tokens else ()
         return Generation(tuple(tokens), tuple(given), versions, "length" if end is None else "stop")
 
-    def _tokens(self, request: Request) -> Sequence[int]:
+    def _tokens(self, request: ScriptedRequest) -> Sequence[int]:
         if callable(self._script):
             return self._script(request)
         turns = self._script.get(request.key, ())
@@ -98,7 +99,7 @@ class ScriptedSession:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         if self.closed:
             raise EngineError(f"session {self.key!r} is closed; open a new one with engine.session()")
-        request = Request(self.key, self.turn, tuple(prompt_ids), sampling)
+        request = ScriptedRequest(self.key, self.turn, tuple(prompt_ids), sampling)
         self.turn += 1
         return await self.engine.play(request)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stepladder.environments.checked import CheckedEnvironment, CheckedWorld
 from stepladder.errors import ConfigError
 from stepladder.play.agent import Agents
-from stepladder.play.rollout import Limits, Scorer, rollout
+from stepladder.play.player import Player
+from stepladder.play.rollout import Progress
 from stepladder.reports.tables import wilson_interval
-from stepladder.types import Message, Reset, Task, Trajectory
+from stepladder.types import Group, Message, Reset, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +46,45 @@ def held_out(world: CheckedWorld, split: str, n: int) -> list[Task]:
     return [world.get(split, i) for i in range(n)]
 
 
+async def play_held_out(
+    player: Player,
+    tasks: Sequence[Task],
+    *,
+    n: int = 1,
+    temperature: float,
+    seed: int,
+    agents: Agents | None = None,
+    on_trajectory: Progress | None = None,
+) -> list[Group]:
+    """Play `n` episodes of every task. One that failed is played once more; either way it is in its group."""
+    options: dict[str, Any] = {"temperature": temperature, "seed": seed, "agents": agents}
+    named = [(f"eval-0-{task.id}", task) for task in tasks]
+    groups = await player.play(named, group_size=n, on_trajectory=on_trajectory, **options)
+    again = [(g, i) for g, group in enumerate(groups) for i, t in enumerate(group.trajectories) if t.failure]
+    if again:
+        pending = [(f"eval-1-{groups[g].task.id}" + f"-{i}" * (i > 0), groups[g].task) for g, i in again]
+        retried = await player.play(pending, on_trajectory=on_trajectory, **options)
+        for (g, i), group in zip(again, retried, strict=True):
+            whole = list(groups[g].trajectories)
+            whole[i] = group.trajectories[0]
+            groups[g] = replace(groups[g], trajectories=tuple(whole))
+    return groups
+
+
 async def evaluate(
-    agents: Agents,
-    world: CheckedWorld,
+    player: Player,
     tasks: Sequence[Task],
     *,
     temperature: float,
-    limits: Limits,
     seed: int,
-    scorer: Scorer | None = None,
-    on_trajectory: Callable[[Trajectory], None] | None = None,
+    on_trajectory: Progress | None = None,
 ) -> Evaluation:
     """Play every task once and count. Every task stays in the denominator, whatever happened to it."""
     started = time.monotonic()
-
-    async def play(pending: Sequence[Task], attempt: int) -> list[Trajectory]:
-        groups = await rollout(
-            agents,
-            world,
-            [(f"eval-{attempt}-{task.id}", task) for task in pending],
-            group_size=1,
-            limits=limits,
-            seed=seed,
-            scorer=scorer,
-            on_trajectory=on_trajectory,
-        )
-        return [group.trajectories[0] for group in groups]
-
-    played = await play(tasks, 0)
-    again = [i for i, t in enumerate(played) if t.failure is not None]
-    if again:
-        for i, trajectory in zip(again, await play([tasks[i] for i in again], 1)):
-            played[i] = trajectory
+    groups = await play_held_out(
+        player, tasks, temperature=temperature, seed=seed, on_trajectory=on_trajectory
+    )
+    played = [group.trajectories[0] for group in groups]
     return summarise(played, temperature, time.monotonic() - started)
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from stepladder.environments.checked import CheckedWorld
-from stepladder.play.agent import Agents
-from stepladder.play.rollout import Limits, Progress, Scorer, rollout
 from stepladder.rewards.reward import Reward, final_answer, score_group
-from stepladder.types import Group, Task, Trajectory
+from stepladder.types import Group, Trajectory
 
 Answer = Callable[[Trajectory], str | None]
 
@@ -37,42 +34,6 @@ class TaskSamples:
     @property
     def solved(self) -> int:
         return sum(sample.solved for sample in self.samples)
-
-
-async def play_samples(
-    agents: Agents,
-    world: CheckedWorld,
-    tasks: Sequence[Task],
-    *,
-    n: int,
-    limits: Limits,
-    seed: int,
-    scorer: Scorer | None = None,
-    on_trajectory: Progress | None = None,
-) -> list[Group]:
-    """`n` episodes of every task. One that failed is played once more, and stays in its group either way."""
-
-    async def play(pairs: Sequence[tuple[str, Task]], size: int) -> list[Group]:
-        return await rollout(
-            agents,
-            world,
-            pairs,
-            group_size=size,
-            limits=limits,
-            seed=seed,
-            scorer=scorer,
-            on_trajectory=on_trajectory,
-        )
-
-    groups = await play([(f"eval-{task.id}", task) for task in tasks], n)
-    again = [(g, i) for g, group in enumerate(groups) for i, t in enumerate(group.trajectories) if t.failure]
-    if again:
-        retried = await play([(f"{groups[g].id}-{i}-again", groups[g].task) for g, i in again], 1)
-        for (g, i), group in zip(again, retried, strict=True):
-            whole = list(groups[g].trajectories)
-            whole[i] = group.trajectories[0]
-            groups[g] = replace(groups[g], trajectories=tuple(whole))
-    return groups
 
 
 async def read_samples(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ._checks import require_positive, require_same_shape, working
 
 
-class Curve(NamedTuple):
+class GoldCurve(NamedTuple):
     """Coefficients of a fitted curve, both in gold reward per unit of d."""
 
     alpha: float
@@ -57,17 +57,17 @@ def best_of_n_peak(*, alpha: float, beta: float) -> Peak:
     return Peak(alpha / (2 * beta), alpha**2 / (4 * beta), alpha / beta)
 
 
-def fit_rl(distance: Float[Tensor, "n"], reward: Float[Tensor, "n"]) -> Curve:
+def fit_rl(distance: Float[Tensor, "n"], reward: Float[Tensor, "n"]) -> GoldCurve:
     """α, β of the RL form by least squares on R/d = α − β·ln d."""
     return _fit(distance, reward, _distances(distance).log())
 
 
-def fit_best_of_n(distance: Float[Tensor, "n"], reward: Float[Tensor, "n"]) -> Curve:
+def fit_best_of_n(distance: Float[Tensor, "n"], reward: Float[Tensor, "n"]) -> GoldCurve:
     """α, β of the best-of-n form by least squares on R/d = α − β·d."""
     return _fit(distance, reward, _distances(distance))
 
 
-def _fit(distance: Tensor, reward: Tensor, regressor: Tensor) -> Curve:
+def _fit(distance: Tensor, reward: Tensor, regressor: Tensor) -> GoldCurve:
     require_same_shape(distance=distance, reward=reward)
     if not ((distance > 0) & torch.isfinite(reward)).all():
         raise ValueError("the fit divides by d: give distances above 0 and finite rewards (leave out d = 0)")
@@ -78,7 +78,7 @@ def _fit(distance: Tensor, reward: Tensor, regressor: Tensor) -> Curve:
             f"a fit of two coefficients needs at least 2 different distances, got {x.numel()} point(s)"
         )
     slope = ((x - x.mean()) * (y - y.mean())).sum() / spread
-    return Curve(float(y.mean() - slope * x.mean()), float(-slope))
+    return GoldCurve(float(y.mean() - slope * x.mean()), float(-slope))
 
 
 def _distances(distance: Tensor) -> Tensor:

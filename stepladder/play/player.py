@@ -42,8 +42,7 @@ class Player:
     ) -> Coroutine[Any, Any, list[Group]]:
         """Play `group_size` episodes of every (group id, task); see `rollout`.
 
-        `agents` act instead of the usual ones, and `max_turns` holds instead of the usual limit. The agents
-        are made in the caller's thread, since the first ones may have to start an engine.
+        `agents` act instead of the usual ones, and `max_turns` holds instead of the usual limit.
         """
         chosen = agents or self.agents(self.temperature if temperature is None else temperature)
         limits = self.limits if max_turns is None else replace(self.limits, max_turns=max_turns)

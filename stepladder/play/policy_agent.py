@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepladder.data.chat.conversation import Conversation, images_of
+from stepladder.data.chat.conversation import Conversation
 from stepladder.data.chat.renderer import Renderer
+from stepladder.data.chat.template import images_of
 from stepladder.engines.engine import Engine, Session
 from stepladder.errors import TemplateError
 from stepladder.play.agent import Act, Agent, Agents, Record

@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EpisodeRequest:
     """One episode to be played: which task, which sibling, with which sampling seed."""
 
     group_id: str
@@ -83,7 +83,7 @@ async def rollout(
     groups by it.
     """
     requests = [
-        Request(group_id, i, task, derive_seed(seed, group_id, i))
+        EpisodeRequest(group_id, i, task, derive_seed(seed, group_id, i))
         for group_id, task in tasks
         for i in range(group_size)
     ]
@@ -99,7 +99,7 @@ async def rollout(
 async def _play_all(
     agents: Agents,
     world: CheckedWorld,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     keys: Sequence[str],
     limits: Limits,
     on_trajectory: Progress | None,
@@ -115,7 +115,7 @@ async def _play_all(
 async def _play_wave(
     agents: Agents,
     world: CheckedWorld,
-    wave: Sequence[Request],
+    wave: Sequence[EpisodeRequest],
     keys: Sequence[str],
     limits: Limits,
     on_trajectory: Progress | None,
@@ -143,7 +143,7 @@ async def _play_wave(
 
 
 async def _play(
-    agent: Agent, world: CheckedWorld, request: Request, limits: Limits, on_trajectory: Progress | None
+    agent: Agent, world: CheckedWorld, request: EpisodeRequest, limits: Limits, on_trajectory: Progress | None
 ) -> Trajectory:
     try:
         trajectory = await Episode(agent, world, request, limits).play()
@@ -157,7 +157,7 @@ async def _play(
 class Episode:
     """The state of one episode while it is played."""
 
-    def __init__(self, agent: Agent, world: CheckedWorld, request: Request, limits: Limits) -> None:
+    def __init__(self, agent: Agent, world: CheckedWorld, request: EpisodeRequest, limits: Limits) -> None:
         self.agent, self.world, self.request, self.limits = agent, world, request, limits
         self.rewards: list[float | None] = []
         self.parts: dict[str, float | None] = {}

@@ -19,6 +19,7 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.pretrained import DType
 from stepladder.policies.reward_folder import RewardInfo
 from stepladder.policies.scored import load_scored
+from stepladder.recipe.config import scoring_kinds
 from stepladder.types import Message, TrainingSample
 
 
@@ -83,7 +84,7 @@ class ConversationScorer:
 
     def _require(self, kind: str) -> None:
         if self.info.kind != kind:
-            section = {"outcome": "reward_model", "process": "process_reward_model"}
+            section = {kind: name for name, kind in scoring_kinds().items()}
             raise ConfigError(
                 f"this is a model of kind {self.info.kind!r} and a {kind!r} one is needed; give the folder "
                 f"{section[kind]}/ of a run, or name it as {section[self.info.kind]}:PATH"

@@ -22,6 +22,7 @@ from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.rl import RlSection
 from stepladder.recipe.run import EnvironmentSection, EvaluationSection
+from stepladder.recipe.scoring import ScoringSection
 from stepladder.recipe.section import RungSection
 from stepladder.recipe.sft import SftSection
 
@@ -129,6 +130,11 @@ def rung_sections() -> dict[str, type[RungSection]]:
     """Return the section of each rung by its name, in the order in which the rungs are climbed."""
     kinds = ((name, get_args(field.annotation)) for name, field in Recipe.model_fields.items())
     return {name: args[0] for name, args in kinds if args and issubclass(args[0], RungSection)}
+
+
+def scoring_kinds() -> dict[str, str]:
+    """Return what the models of each rung that trains scores do, "outcome" or "process", by its name."""
+    return {name: of.kind for name, of in rung_sections().items() if issubclass(of, ScoringSection)}
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:

@@ -16,6 +16,7 @@ class ProcessRewardModelSection(ScoringSection):
     """A process reward model on labelled steps, saved to `process_reward_model/` of the run."""
 
     label: ClassVar[str] = "after the process reward model"
+    kind: ClassVar[Literal["outcome", "process"]] = "process"
     writes: ClassVar[tuple[str, ...]] = ("steps.jsonl",)
 
     data: Annotated[str | None, Names("file")] = Field(

@@ -14,6 +14,7 @@ class RewardModelSection(ScoringSection):
     """A reward model on pairs or rankings (Bradley-Terry), saved to `reward_model/` of the run."""
 
     label: ClassVar[str] = "after the reward model"
+    kind: ClassVar[Literal["outcome", "process"]] = "outcome"
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
     data: Annotated[str | None, Names("file")] = Field(None, description="a file of preferences or rankings")

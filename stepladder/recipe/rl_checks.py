@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stepladder.algorithms import Algorithm
-
-if TYPE_CHECKING:
-    from stepladder.recipe.rl import RlSection
 
 
 def with_kl(
@@ -44,7 +41,7 @@ def with_kl(
     return dataclasses.replace(row, kl_in=where, kl_estimator=estimator, kl_coefficient=weight)
 
 
-def check_row(section: RlSection, row: Algorithm) -> None:
+def check_row(section: Any, row: Algorithm) -> None:
     """Raise ValueError where a setting would be ignored by this algorithm."""
     if section.max_staleness and row.dynamic_sampling:
         raise ValueError(
@@ -89,7 +86,7 @@ def check_row(section: RlSection, row: Algorithm) -> None:
         )
 
 
-def _check_loss(section: RlSection, row: Algorithm) -> None:
+def _check_loss(section: Any, row: Algorithm) -> None:
     if row.surrogate == "reinforce":
         given = {k: getattr(section, k) for k in ("clip_low", "clip_high", "dual_clip", "clip_absolute")}
         named = {k: v for k, v in given.items() if v is not None}
@@ -121,7 +118,7 @@ def _check_loss(section: RlSection, row: Algorithm) -> None:
         )
 
 
-def _check_credit(section: RlSection, row: Algorithm) -> None:
+def _check_credit(section: Any, row: Algorithm) -> None:
     if row.advantage != "group" and section.scale is not None:
         raise ValueError(
             f"{row.name!r} does not divide by a deviation of rewards, so scale={section.scale!r} means "
@@ -169,7 +166,7 @@ def _check_credit(section: RlSection, row: Algorithm) -> None:
             )
 
 
-def _check_discounts(section: RlSection, row: Algorithm) -> None:
+def _check_discounts(section: Any, row: Algorithm) -> None:
     by_tokens = row.advantage in ("gae", "batch_whiten") and section.advantage is None
     if section.gamma != 1 and not by_tokens:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ class ScoringSection(RungSection):
     """Epochs over scored rows on a copy of the policy, which itself stays as it is."""
 
     trains_policy: ClassVar[bool] = False
+    kind: ClassVar[Literal["outcome", "process"]]
+    """What its model scores: a whole answer, or each step of it."""
 
     epochs: int = Field(3, ge=1, description="at most; early stop comes first")
     batch_size: int = Field(16, ge=1, description="rows per optimiser step")

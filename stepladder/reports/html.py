@@ -68,7 +68,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Said:
     """A message of a trajectory: who wrote it, and its text or its sampled tokens."""
 
     author: str
@@ -181,7 +181,7 @@ def _example(trajectory: Record) -> dict[str, Any]:
     }
 
 
-def blocks(trajectory: Mapping[str, Any]) -> list[Block]:
+def blocks(trajectory: Mapping[str, Any]) -> list[Said]:
     """The messages of a trajectory. What the policy sampled is split into its tokens, where the record
     has their texts; an assistant message that was only shown to it (a worked example) is not."""
     turns = list(trajectory.get("turns") or [])
@@ -193,9 +193,9 @@ def blocks(trajectory: Mapping[str, Any]) -> list[Block]:
         text = content_text(message.get("content"))
         if message.get("raw") is None:
             author = "example" if role == "assistant" else role
-            out.append(Block(author if author in _AUTHORS else "user", text or _calls_text(message), ()))
+            out.append(Said(author if author in _AUTHORS else "user", text or _calls_text(message), ()))
         else:
-            out.append(Block("policy", str(message["raw"]), _tokens(next(turn, {}))))
+            out.append(Said("policy", str(message["raw"]), _tokens(next(turn, {}))))
     return out
 
 

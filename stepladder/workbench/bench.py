@@ -71,7 +71,8 @@ class Workbench:
 
     @property
     def player(self) -> Player:
-        """What episodes are played with, for those who play on the event loop themselves."""
+        """What episodes are played with; the engine is there when this returns."""
+        _ = self.engine  # started by this thread: the event loop must not wait for a server
         return Player(self.agents, self.world, self.limits, self.scorer, self.recipe.rollout.temperature)
 
     def play(self, tasks: Sequence[tuple[str, Task]], **options: Any) -> list[Group]:

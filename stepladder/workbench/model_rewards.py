@@ -12,11 +12,12 @@ from stepladder.errors import ConfigError, nearest
 from stepladder.objectives.reward_model import StepAggregation, solution_score
 from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.pretrained import DType
+from stepladder.recipe.config import scoring_kinds
 from stepladder.rewards.model import ProcessRewardModel, RewardModel
 from stepladder.rewards.reward import Reward
 
-KINDS = {"reward_model": "outcome", "process_reward_model": "process"}
-OPTIONS = {"reward_model": ("combine", "normalise"), "process_reward_model": ("combine", "aggregation")}
+KINDS = scoring_kinds()
+OPTIONS = {"outcome": ("combine", "normalise"), "process": ("combine", "aggregation")}
 SECONDS = 600.0  # one call scores a whole group, on a CPU perhaps
 
 
@@ -36,8 +37,8 @@ def model_reward(text: str, *, dtype: DType = "auto", device: str = "auto") -> R
     paths, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for key in options:
-        if key not in OPTIONS[kind]:
-            known = OPTIONS[kind]
+        if key not in OPTIONS[KINDS[kind]]:
+            known = OPTIONS[KINDS[kind]]
             raise ConfigError(
                 f"{text}: unknown option {key!r}.{nearest(key, known)} Known: {', '.join(known)}"
             )
@@ -50,7 +51,7 @@ def model_reward(text: str, *, dtype: DType = "auto", device: str = "auto") -> R
             other = next(name for name, of in KINDS.items() if of == member.kind)
             raise ConfigError(f"{folder} holds a {other}; write {other}:{folder}")
     combine: Any = options.get("combine", "mean")
-    if kind == "process_reward_model":
+    if KINDS[kind] == "process":
         aggregate = _aggregate(text, options.get("aggregation", "min"))
         made: Any = ProcessRewardModel(members, aggregate=aggregate, combine=combine)
     else:

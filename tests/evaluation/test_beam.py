@@ -11,7 +11,7 @@ import pytest
 from stepladder.commands import evaluate_samples
 from stepladder.data.chat.renderer import Renderer
 from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
-from stepladder.engines.scripted import Request, ScriptedEngine
+from stepladder.engines.scripted import ScriptedEngine, ScriptedRequest
 from stepladder.errors import ConfigError, RewardError
 from stepladder.evaluation.beam import Beam, BeamAgent, Partial, beam_search
 from stepladder.rewards.reward import Reward
@@ -88,7 +88,7 @@ def test_an_agent_says_the_solution_that_the_scorer_prefers() -> None:
     stop = renderer.stop_token_ids[0]
     a, b = (renderer.tokenizer.encode(c, add_special_tokens=False)[-1] for c in "ab")
 
-    def script(request: Request) -> list[int]:
+    def script(request: ScriptedRequest) -> list[int]:
         return [a if request.sampling.seed % 2 else b, stop]
 
     engine = ScriptedEngine(script)

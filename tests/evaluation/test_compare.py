@@ -25,10 +25,12 @@ from stepladder.evaluation.beam import Beam
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare, sign_test
 from stepladder.evaluation.curves import curve
-from stepladder.evaluation.samples import Sample, TaskSamples, play_samples, read_samples
+from stepladder.evaluation.held_out import play_held_out
+from stepladder.evaluation.samples import Sample, TaskSamples, read_samples
 from stepladder.ladder import train
 from stepladder.objectives.reward_model import calibration_error
 from stepladder.play.agent import Act, Record
+from stepladder.play.player import Player
 from stepladder.play.rollout import Limits
 from stepladder.rewards.reward import as_reward
 from stepladder.run.progress import Display
@@ -166,7 +168,8 @@ def test_failed_episodes_are_tried_again_and_stay_in_their_group() -> None:
     Shaky.tries = 0
     world = as_world(Shaky)
     chosen = held_out(world, "test", 3)
-    groups = asyncio.run(play_samples(Voter, world, chosen, n=4, limits=Limits(), seed=0))
+    player = Player(lambda temperature: Voter, world, Limits(), None, 0.0)
+    groups = asyncio.run(play_held_out(player, chosen, n=4, temperature=0.0, seed=0))
     assert Shaky.tries == 12 + 6
     assert [len(g.trajectories) for g in groups] == [4, 4, 4]
     assert [g.task.id for g in groups] == [t.id for t in chosen]
@@ -221,7 +224,8 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
         (budget, {"pass", "maj", "best", "weighted"}) for budget in (2, 3, 2, 3)
     ]
     assert [c["budget"] for c in summary["comparisons"]] == [2, 3]
-    led = Asked("hidden_digit", tasks=4, beam=Beam(16, 4, step_tokens=1), step_scorer=f"{__file__}:likes_3")
+    beam = Beam(16, 4, step_tokens=1)
+    led = Asked("hidden_digit", tasks=4, seed=1, beam=beam, step_scorer=f"{__file__}:likes_3")
     evaluate_samples(str(one), led, out=tmp_path / "led.jsonl", console=Console(file=io.StringIO()))
     said = [line["messages"][-1]["content"] for line in lines(tmp_path / "led.jsonl")]
     assert len(said) == 4

@@ -20,6 +20,7 @@ from stepladder.evaluation import (
     summarise,
 )
 from stepladder.play.agent import Act, Record
+from stepladder.play.player import Player
 from stepladder.play.rollout import Limits, with_success
 from stepladder.reports.tables import wilson_interval
 from stepladder.types import Failure, Message, Reset, Score, Step, Task, ToolCall, Trajectory
@@ -175,12 +176,16 @@ class Talker:
         pass
 
 
+def talking(world: CheckedWorld) -> Player:
+    return Player(lambda temperature: Talker, world, Limits(), None, 0.0)
+
+
 def test_a_failed_episode_is_played_again_once_then_counts_as_unsolved() -> None:
     """Six tasks: two work, two work the second time, two fail twice: 4 of 6, 2 failed."""
     Fragile.resets.clear()
     world = as_world(Fragile)
     tasks = held_out(world, "test", 6)
-    result = asyncio.run(evaluate(Talker, world, tasks, temperature=0.0, limits=Limits(), seed=0))
+    result = asyncio.run(evaluate(talking(world), tasks, temperature=0.0, seed=0))
     assert (result.n, result.solved, result.failed) == (6, 4, 2)
     assert sorted(Fragile.resets.values()) == [1, 1, 2, 2, 2, 2]
     assert [t.task.id for t in result.trajectories] == [task.id for task in tasks]
@@ -211,6 +216,6 @@ def test_worked_examples_stand_before_the_task_and_after_the_system_message() ->
     example = [Message("system", "s"), Message("user", "e"), Message("assistant", "a")]
     world: CheckedWorld = WithExamples(as_world(Spoken), [example, example])
     task = world.get("test", 0)
-    result = asyncio.run(evaluate(Talker, world, [task], temperature=0.0, limits=Limits(), seed=0))
+    result = asyncio.run(evaluate(talking(world), [task], temperature=0.0, seed=0))
     opening = [m.text for m in result.trajectories[0].messages]
     assert opening == ["s", "e", "a", "e", "a", "q"]

@@ -10,7 +10,7 @@ from spine import tiny_policy
 from stage import Base, Stage, breaking, texts
 
 from stepladder.algorithms import ALGORITHMS
-from stepladder.engines.scripted import Request, ScriptedEngine
+from stepladder.engines.scripted import ScriptedEngine, ScriptedRequest
 from stepladder.environments.environment import as_world
 from stepladder.environments.tools import tool
 from stepladder.errors import EngineError, EnvironmentFault, RewardError
@@ -105,7 +105,7 @@ def test_a_model_with_several_end_tokens_may_end_with_any() -> None:
 
 
 def test_an_engine_that_refuses_one_request_costs_one_episode(stage: Stage) -> None:
-    def script(request: Request) -> list[int]:
+    def script(request: ScriptedRequest) -> list[int]:
         if request.key.endswith("2"):
             raise EngineError("out of memory")
         return stage.ids("ab"[request.turn])

@@ -105,7 +105,8 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
     code = (
         "import sys, torch\nfrom pathlib import Path\n"
         "from stepladder.errors import CheckpointError\n"
-        "from stepladder.policies.checkpoint import CheckpointStore, load_tensors, save_tensors\n"
+        "from stepladder.policies.checkpoint import CheckpointStore\n"
+        "from stepladder.policies.tensors import load_tensors, save_tensors\n"
         "store = CheckpointStore(Path(sys.argv[1]) / 'c', keep=1)\n"
         "w = lambda n: lambda f: save_tensors(f / 'w.safetensors', {'w': torch.ones(n)})\n"
         "store.save(1, w(250_000), {})\n"

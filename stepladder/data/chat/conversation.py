@@ -12,15 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from stepladder.data.chat.dialect import ChatDict
 from stepladder.data.chat.parsers import ParsedText
+from stepladder.data.chat.template import ChatTemplate, images_of
 from stepladder.errors import EngineError, InvariantError, TemplateError
 from stepladder.types import Generation, ImagePart, Message, Sampling, Tool, TrainingSample, Turn
-
-if TYPE_CHECKING:
-    from stepladder.data.chat.renderer import Renderer
 
 Meaning: TypeAlias = tuple[str, str, tuple[object, ...]]
 _THINK_PREFIX = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
@@ -55,7 +53,9 @@ class Conversation:
     `history_edits` counts how often the template rewrote what was already said.
     """
 
-    def __init__(self, renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+    def __init__(
+        self, renderer: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> None:
         self._renderer = renderer
         self._tools = renderer.tool_dicts(tools)
         self._messages: list[Message] = list(messages)
@@ -296,14 +296,3 @@ def meaning(parsed: ParsedText) -> Meaning:
 def squash(text: str) -> str:
     """Text without white space."""
     return "".join(text.split())
-
-
-def images_of(messages: Sequence[Message]) -> list[ImagePart]:
-    """The images of messages, in order."""
-    return [
-        part
-        for message in messages
-        if not isinstance(message.content, str)
-        for part in message.content
-        if isinstance(part, ImagePart)
-    ]

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from stepladder.data.chat.conversation import Conversation
+from stepladder.data.chat.template import ChatTemplate
 from stepladder.data.encoder import Train
 from stepladder.errors import DataError, TemplateError
 from stepladder.types import Message, Tool, TrainingSample
 
-if TYPE_CHECKING:
-    from stepladder.data.chat.renderer import Renderer
-
 
 def demonstrate(
-    renderer: Renderer,
+    renderer: ChatTemplate,
     messages: Sequence[Message],
     tools: Sequence[Tool],
     trajectory_id: str,
@@ -58,7 +55,7 @@ def demonstrate(
         raise DataError(
             f"message {turns[0]} is the assistant's and so is the end of what it answers; join them into one"
         )
-    conversation = renderer.start(messages[: turns[0]], tools)
+    conversation = Conversation(renderer, messages[: turns[0]], tools)
     for place, index in enumerate(turns):
         shielded, terminator = own_text(renderer, conversation, messages[index])
         ids = renderer.control.encode(shielded + terminator, after=conversation.prompt_ids[-1])
@@ -86,7 +83,7 @@ def _all_from_the_first(sample: TrainingSample) -> TrainingSample:
     return replace(sample, mask=sample.mask[:first] + (True,) * (len(sample.mask) - first))
 
 
-def own_text(renderer: Renderer, conversation: Conversation, message: Message) -> tuple[str, str]:
+def own_text(renderer: ChatTemplate, conversation: Conversation, message: Message) -> tuple[str, str]:
     """(shielded text, terminator) of an assistant message after the current prompt."""
     before, whole = conversation.rendered_with(message)
     prefix = conversation.think_prefix
@@ -106,7 +103,7 @@ def own_text(renderer: Renderer, conversation: Conversation, message: Message) -
     return own.removesuffix(renderer.end_text), renderer.terminator_after(message)
 
 
-def _continued(renderer: Renderer, message: Message, body: str, prefix: str) -> str:
+def _continued(renderer: ChatTemplate, message: Message, body: str, prefix: str) -> str:
     """The turn as it would be sampled after the thinking block that the prompt opened, or also closed."""
     shown, closed, answer = body.partition("</think>")
     if "</think>" in prefix:

@@ -16,10 +16,10 @@ import torch
 from stepladder.data.positions import max_positions
 from stepladder.engines.local.facts import MAX_ROWS
 from stepladder.engines.local.prefix_cache import PrefixCache
-from stepladder.engines.local.scheduler import Limits, Scheduler
+from stepladder.engines.local.request import Holder, Request, uniforms
+from stepladder.engines.local.scheduler import BatchLimits, Scheduler
 from stepladder.engines.local.select import choose_path
 from stepladder.engines.local.worker import Worker
-from stepladder.engines.request import Holder, Request, uniforms
 from stepladder.engines.stats import Stats
 from stepladder.engines.weights import PolicyView, resolve_dtype
 from stepladder.errors import ConfigError, EngineError
@@ -86,7 +86,7 @@ class LocalEngine:
         self._path = choose_path(view, self.max_context, fused, pad_token_id or 0)
         self._recompute_live = recompute_live
         tokens = prefill_tokens or (8192 if where.type == "cuda" else 1024)
-        limits = Limits(max_rows, self.max_context, tokens)
+        limits = BatchLimits(max_rows, self.max_context, tokens)
         prefixes = PrefixCache(cache_bytes)
         self._scheduler = Scheduler(self._path.forward, self._path.store, prefixes, limits, ordered=exact)
         self._waiting: dict[LocalSession, Request | None] = {}  # every open session -> what it waits for

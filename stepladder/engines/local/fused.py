@@ -18,28 +18,13 @@ from torch import Tensor
 from stepladder.engines.local.cache import SlotCache
 from stepladder.engines.local.facts import FUSABLE
 from stepladder.engines.local.graphs import CudaRecorder, DecodeGraphs
+from stepladder.engines.local.layout import PassLayout
 from stepladder.engines.local.packing import Linear, effective_weight, linear_class, why_not_linear
-from stepladder.engines.local.spans import Heads, Span, attend, spans
+from stepladder.engines.local.spans import Heads, attend, spans
 from stepladder.engines.weights import WeightHash
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the length
 FILL = 4  # on a CPU a pass has a multiple of this many tokens: 4 rows beat 1
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the N tokens of a pass belong; matrices have `filled` rows, those after the N are nobody's.
-
-    cos, sin [filled, 1, head_dim]; where [N, 2 · kv_heads], flat indices into a layer's cache; last [rows, or
-    a few more], each row's last token.
-    """
-
-    filled: int
-    cos: Tensor
-    sin: Tensor
-    where: Tensor
-    last: Tensor
-    spans: tuple[Span, ...]
 
 
 @dataclass(slots=True)
@@ -196,7 +181,7 @@ class FusedForward:
         wanted = None if every or len(new) == len(flat) else layout.last
         return self.compute(ids, layout, wanted)[: len(flat) if every else len(new)]
 
-    def compute(self, ids: Tensor, layout: Layout, wanted: Tensor | None) -> Tensor:
+    def compute(self, ids: Tensor, layout: PassLayout, wanted: Tensor | None) -> Tensor:
         """Logits [filled, V], or of the tokens `wanted` alone; nothing but tensor operations."""
         x = F.embedding(ids, self.embedding)
         last = len(self.layers) - 1
@@ -204,7 +189,7 @@ class FusedForward:
             x = self._layer(layer, x, self.store.kv[index], layout, wanted if index == last else None)
         return self.head(self._rms(x, self.norm))
 
-    def layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> Layout:
+    def layout(self, lengths: Sequence[int], starts: Sequence[int], slot: int) -> PassLayout:
         """Of rows from `slot` on with so many new tokens each, after those that their caches hold."""
         count = torch.tensor(lengths, device=self.device)
         end = count.cumsum(0)
@@ -217,7 +202,7 @@ class FusedForward:
         head = torch.arange(2 * k, device=self.device)
         base = (head // k) * rows * k + head % k  # keys, then values: [2, rows, kv_heads, T]
         where = (base + (slot + row)[:, None] * k) * t + positions[:, None]
-        return Layout(
+        return PassLayout(
             filled,
             self.cos[at],
             self.sin[at],
@@ -241,7 +226,9 @@ class FusedForward:
         scale = torch.rsqrt(torch.addcmul(self.eps_tensor, norm, norm, value=1 / x.shape[-1]))
         return wide.mul_(scale).mul_(weight).to(x.dtype)
 
-    def _layer(self, layer: Layer, x: Tensor, kv: Tensor, layout: Layout, wanted: Tensor | None) -> Tensor:
+    def _layer(
+        self, layer: Layer, x: Tensor, kv: Tensor, layout: PassLayout, wanted: Tensor | None
+    ) -> Tensor:
         """The block's output, of the tokens `wanted` alone where those are given."""
         h, k, d = self.heads, self.kv_heads, self.head_dim
         qkv = layer.qkv(self._rms(x, layer.input_norm)).view(-1, h + 2 * k, d)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from stepladder.engines.local.cache import bucketed
+from stepladder.engines.local.cache import SlotCache, bucketed
+from stepladder.engines.local.layout import PassLayout
 from stepladder.engines.local.packing import UNSUPPORTED
-
-if TYPE_CHECKING:
-    from stepladder.engines.local.fused import FusedForward, Layout
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +71,27 @@ class Recorded:
     """A graph with the tensors that it reads and the one that it writes."""
 
     ids: Tensor
-    layout: Layout
+    layout: PassLayout
     replay: Callable[[], Any]
     out: Tensor
+
+
+class Recordable(Protocol):
+    """What is recorded: `engines.local.fused.FusedForward`, as far as it is needed here."""
+
+    store: SlotCache
+    device: torch.device
+    embedding: Tensor
+
+    def layout(self, counts: Sequence[int], starts: Sequence[int], rest: int) -> PassLayout: ...
+
+    def compute(self, ids: Tensor, layout: PassLayout, last: Tensor | None) -> Tensor: ...
 
 
 class DecodeGraphs:
     """Passes of one new token a row, for a `FusedForward`; `record`: a `CudaRecorder`, or a stand-in."""
 
-    def __init__(self, forward: FusedForward, record: Recorder) -> None:
+    def __init__(self, forward: Recordable, record: Recorder) -> None:
         self.forward, self.record = forward, record
         forward.store.tight = False
         self._made: dict[tuple[int, int], Recorded] = {}
@@ -121,7 +131,7 @@ class DecodeGraphs:
         made.replay()
         return made.out[:count]
 
-    def _prove(self, ids: Tensor, layout: Layout) -> Recorded | None:
+    def _prove(self, ids: Tensor, layout: PassLayout) -> Recorded | None:
         """Record a pass with these inputs, which it owns from then on. It is proven on other tokens than it
         was recorded with; None, and no graphs from now on, where it goes wrong."""
         other = (ids + 1) % len(self.forward.embedding)
@@ -143,7 +153,7 @@ class DecodeGraphs:
         return Recorded(ids, layout, replay, out)
 
 
-def _inputs(ids: Tensor, layout: Layout, new_ids: Tensor, new: Layout) -> list[tuple[Tensor, Tensor]]:
+def _inputs(ids: Tensor, layout: PassLayout, new_ids: Tensor, new: PassLayout) -> list[tuple[Tensor, Tensor]]:
     """(where a graph reads, what it shall read)."""
     own, theirs = layout.spans[0], new.spans[0]
     pairs = [

@@ -16,15 +16,15 @@ from stepladder.engines.local.admission import Ids, batches, shared_prefixes
 from stepladder.engines.local.cache import SlotCache
 from stepladder.engines.local.forward import Forward
 from stepladder.engines.local.prefix_cache import PrefixCache, join
+from stepladder.engines.local.request import MIXED, DecodedRow, Holder, Request
 from stepladder.engines.local.sampler import sample
-from stepladder.engines.request import MIXED, Holder, Request, Row
 from stepladder.engines.stats import Stats
 
 LEAST_SHARED = 16  # tokens; below this a pass of its own costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The sizes a scheduler works within."""
 
     max_rows: int
@@ -40,7 +40,7 @@ class Scheduler:
         forward: Forward,
         store: SlotCache | None,
         prefixes: PrefixCache,
-        limits: Limits,
+        limits: BatchLimits,
         *,
         ordered: bool,
     ) -> None:
@@ -48,7 +48,7 @@ class Scheduler:
         self.limits, self.ordered = limits, ordered
         self.version = 0
         self.waiting: list[Request] = []
-        self.rows: list[Row] = []
+        self.rows: list[DecodedRow] = []
         self.stats = Stats()
 
     @property
@@ -137,14 +137,14 @@ class Scheduler:
                 return slot
         return None
 
-    def _place(self, groups: list[tuple[Ids, list[Request]]], starts: list[int]) -> list[Row]:
+    def _place(self, groups: list[tuple[Ids, list[Request]]], starts: list[int]) -> list[DecodedRow]:
         """New rows in the next slots, with what their caches lack as pending tokens."""
         rows = []
         for (ids, members), start in zip(groups, starts, strict=True):
             slot = len(self.rows)
             self.forward.reserve(slot + 1, start)
             held = self._restore(slot, ids[:-1], start)
-            row = Row(list(ids[:held]), members, self.version, list(ids[held:]))
+            row = DecodedRow(list(ids[:held]), members, self.version, list(ids[held:]))
             self.rows.append(row)
             rows.append(row)
         return rows
@@ -170,7 +170,7 @@ class Scheduler:
         self.forward.reserve(slot + 1, len(ids))
         if depth:
             store.write(slot, 0, join(pieces))
-        self._run([Row(list(ids[:depth]), [], self.version, list(ids[depth:]))], slot)
+        self._run([DecodedRow(list(ids[:depth]), [], self.version, list(ids[depth:]))], slot)
         self.prefixes.insert(ids, lambda start, end: store.read(slot, start, end), keep=True)
 
     # Decoding
@@ -182,11 +182,11 @@ class Scheduler:
             self.stats.row_steps += decoding
             self._compute(0, list(self.rows))
 
-    def _compute(self, first: int, rows: list[Row]) -> None:
+    def _compute(self, first: int, rows: list[DecodedRow]) -> None:
         """Compute the pending tokens of the rows in the slots from `first` on, and draw the next ones."""
         self._advance(first, rows, self._run(rows, first))
 
-    def _run(self, rows: list[Row], first: int) -> Tensor:
+    def _run(self, rows: list[DecodedRow], first: int) -> Tensor:
         """One pass over all pending tokens; logits [rows, V] after each row's last."""
         fresh = [len(row.pending) for row in rows if not row.drawn]
         self.stats.prefill_computed += sum(fresh)
@@ -207,7 +207,7 @@ class Scheduler:
             row.ids, row.drawn = row.ids + row.pending, True
         return logits
 
-    def _advance(self, first: int, rows: list[Row], logits: Tensor) -> None:
+    def _advance(self, first: int, rows: list[DecodedRow], logits: Tensor) -> None:
         """Draw a token for every member of `rows` (slots from `first` on); finish, fork, compact."""
         drawn = [(i, member) for i, row in enumerate(rows) for member in row.members]
         tokens, logprobs = sample(
@@ -220,7 +220,7 @@ class Scheduler:
         for (_, member), token, logprob in zip(drawn, tokens, logprobs, strict=True):
             member.accept(token, logprob, self.version)
         ended: list[int] = []
-        forks: list[tuple[int, Row]] = []
+        forks: list[tuple[int, DecodedRow]] = []
         for i, row in enumerate(rows):
             split = self._split(first + i, row)
             if not split:
@@ -229,11 +229,13 @@ class Scheduler:
                 if j == 0:
                     row.pending, row.members = [token], members
                 else:
-                    forks.append((first + i, Row(list(row.ids), members, row.version, [token], drawn=True)))
+                    forks.append(
+                        (first + i, DecodedRow(list(row.ids), members, row.version, [token], drawn=True))
+                    )
         self._fork(forks, ended)
         self._remove(ended)
 
-    def _split(self, slot: int, row: Row) -> dict[int, list[Request]]:
+    def _split(self, slot: int, row: DecodedRow) -> dict[int, list[Request]]:
         """Finish the members that are over; the others by the token they drew."""
         going: dict[int, list[Request]] = {}
         over = []
@@ -249,7 +251,7 @@ class Scheduler:
             member.done(member.result(reason))
         return going
 
-    def _park(self, slot: int, row: Row, holders: list[Holder]) -> None:
+    def _park(self, slot: int, row: DecodedRow, holders: list[Holder]) -> None:
         """Keep the cache of a finished turn for the sessions' next one."""
         assert self.store is not None
         store = self.store
@@ -259,7 +261,7 @@ class Scheduler:
             self.release(holder)
             holder.node = node
 
-    def _fork(self, forks: list[tuple[int, Row]], ended: list[int]) -> None:
+    def _fork(self, forks: list[tuple[int, DecodedRow]], ended: list[int]) -> None:
         """Give new rows a copy of their origin's cache, in the slots of ended rows first."""
         self.forward.reserve(len(self.rows) + max(0, len(forks) - len(ended)), 0)
         for origin, row in forks:

@@ -36,7 +36,7 @@ from stepladder.types import Group, Trajectory
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredColumns:
     """What models say about a batch before credit is given, [n, T] in its rows' layout.
 
     kl: k1 = behaviour - reference in nats. values: the critic's. final_values [N]: its value of the state
@@ -54,7 +54,7 @@ def make_batch(
     row: Algorithm,
     rules: CreditRules | None = None,
     *,
-    measure: Callable[[RlBatch], Measured] | None = None,
+    measure: Callable[[RlBatch], MeasuredColumns] | None = None,
 ) -> RlBatch:
     """Rewards to advantages to rows. Failed and unscored trajectories take no part, and count for nothing.
 
@@ -73,7 +73,7 @@ def make_batch(
     batch = RlBatch(samples, torch.zeros(len(samples)), owners, episodes.group[owners])
     if not samples:
         return batch
-    measured = measure(batch) if measure is not None else Measured()
+    measured = measure(batch) if measure is not None else MeasuredColumns()
     table = TokenTable(samples, owners, len(episodes.trajectories))
     if measured.kl is not None:
         batch.measured["kl_reward"] = float(measured.kl.double().sum()) / len(episodes.trajectories)
@@ -138,7 +138,7 @@ def _advantages(
     table: TokenTable,
     row: Algorithm,
     rules: CreditRules,
-    measured: Measured,
+    measured: MeasuredColumns,
     batch: RlBatch,
 ) -> Tensor:
     """[N], one for each trajectory, or [N, K], one for each trained token."""
@@ -184,7 +184,7 @@ def _with_critic(
     episodes: Episodes,
     table: TokenTable,
     rules: CreditRules,
-    measured: Measured,
+    measured: MeasuredColumns,
     batch: RlBatch,
 ) -> Tensor:
     zeros = torch.zeros(table.mask.shape, dtype=torch.float64)

@@ -21,7 +21,7 @@ from stepladder.rungs.accumulate import Metrics
 from stepladder.rungs.episodes import engine_metrics, refuse_dead_world, rollout_metrics
 from stepladder.rungs.rl.collect import DRY_STEPS, Collected, Draw, nothing_to_learn
 from stepladder.rungs.rl.collect import collect as collect_groups
-from stepladder.rungs.rl.credit import Measured, make_batch
+from stepladder.rungs.rl.credit import MeasuredColumns, make_batch
 from stepladder.rungs.rl.critic import Critic, explained_variance
 from stepladder.rungs.rl.group_stream import GroupStream
 from stepladder.rungs.rl.replay import Replay
@@ -154,8 +154,8 @@ def credit(parts: RlParts, collected: Collected) -> tuple[list[Group], RlBatch]:
     row = settings.row()
     groups = shaped(collected.played, shaping_rules(settings, state, parts.bench.recipe.rollout.max_tokens))
 
-    def measure(batch: RlBatch) -> Measured:
-        measured = Measured()
+    def measure(batch: RlBatch) -> MeasuredColumns:
+        measured = MeasuredColumns()
         if row.kl_in == "reward" and parts.reference is not None:
             measured.kl = reference_kl(
                 batch,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepladder.engines.local.request import uniforms
 from stepladder.engines.local.sampler import BLOCK, sample
-from stepladder.engines.request import uniforms
 
 SIZES = (1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 

@@ -250,7 +250,7 @@ def test_a_run_resumed_after_ctrl_c_is_the_quiet_run(
 def test_a_restarted_rung_resumes_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calm = train(small(tmp_path, "calm", "rejection_sampling.restart=true"))
     with monkeypatch.context() as patch:
-        at_call(patch, sft, "sft_update", 32, crash, after=True)
+        at_call(patch, fitting, "sft_update", 32, crash, after=True)
         with pytest.raises(Crash):
             train(small(tmp_path, "run", "rejection_sampling.restart=true"))
     resume(tmp_path / "run")

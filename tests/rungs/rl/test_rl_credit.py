@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepladder.algorithms import ALGORITHMS, Algorithm
 from stepladder.errors import ConfigError
-from stepladder.rungs.rl.credit import Measured, make_batch
+from stepladder.rungs.rl.credit import MeasuredColumns, make_batch
 from stepladder.rungs.rl.turn_credit import CreditRules
 from stepladder.rungs.rl.update import RlBatch, with_signal
 from stepladder.types import Group, Trajectory
@@ -30,7 +30,7 @@ def near(rows: list[list[float]], wanted: list[list[float]]) -> None:
 
 
 def advantages(
-    groups: Sequence[Group], row: Algorithm = PLAIN, measured: Measured | None = None, **rules: Any
+    groups: Sequence[Group], row: Algorithm = PLAIN, measured: MeasuredColumns | None = None, **rules: Any
 ) -> list[list[float]]:
     measure = None if measured is None else lambda batch: measured
     return by_token(make_batch(groups, row, CreditRules(**rules), measure=measure))
@@ -113,7 +113,7 @@ def test_kl_in_the_reward_of_whole_episodes() -> None:
         [pair],
         ALGORITHMS["rloo"],
         CreditRules(kl_coefficient=0.1),
-        measure=lambda _: Measured(kl=kl),
+        measure=lambda _: MeasuredColumns(kl=kl),
     )
     near(by_token(batch), [[0.96, 0.96], [-0.96, -0.96]])
     assert batch.measured["kl_reward"] == pytest.approx(0.3)
@@ -125,7 +125,7 @@ def test_kl_in_the_reward_of_tokens_is_whitened_with_them() -> None:
     pair = group(episode([1.0], tokens=[3]), episode([0.0], tokens=[3]))
     kl = torch.zeros(2, 5)
     kl[0, 2:] = torch.tensor([0.2, 0.1, 0.3])
-    got = advantages([pair], ALGORITHMS["reinforce++"], Measured(kl=kl), kl_coefficient=0.1)
+    got = advantages([pair], ALGORITHMS["reinforce++"], MeasuredColumns(kl=kl), kl_coefficient=0.1)
     returns = torch.tensor([0.94, 0.96, 0.97, 0.0, 0.0, 0.0], dtype=torch.float64)
     wanted = ((returns - returns.mean()) / returns.std()).tolist()
     near(got, [wanted[:3], wanted[3:]])
@@ -138,14 +138,14 @@ def test_gae_by_hand(split: int | None) -> None:
     one = episode([0.0, 0.0, 0.0, 1.0], split_after=split, gap=3)
     values = torch.tensor([0.5, 0.6, 0.7, 0.8])
 
-    def measure(batch: RlBatch) -> Measured:
+    def measure(batch: RlBatch) -> MeasuredColumns:
         out = torch.full((len(batch.samples), max(len(s.token_ids) for s in batch.samples)), 99.0)
         k = 0
         for i, sample in enumerate(batch.samples):
             for t, trained in enumerate(sample.mask):
                 if trained:
                     out[i, t], k = values[k], k + 1
-        return Measured(values=out, final_values=torch.tensor([5.0]))
+        return MeasuredColumns(values=out, final_values=torch.tensor([5.0]))
 
     batch = make_batch([group(one)], PPO, CreditRules(lam=0.95), measure=measure)
     flat = [a for row in by_token(batch) for a in row]
@@ -168,7 +168,7 @@ def test_gae_by_hand(split: int | None) -> None:
 )
 def test_a_cut_episode_goes_on_in_the_critic(stop: Any, bootstrap: Any, worth: float) -> None:
     """One token, reward 1, V 0, and 4 in the state it ended in: an advantage of 1 or 5."""
-    measured = Measured(values=torch.zeros(1, 3), final_values=torch.tensor([4.0]))
+    measured = MeasuredColumns(values=torch.zeros(1, 3), final_values=torch.tensor([4.0]))
     got = advantages([group(episode([1.0], stop=stop))], PPO, measured, bootstrap=bootstrap)
     near(got, [[1.0 + worth]])
 
@@ -179,7 +179,9 @@ def test_a_critic_over_turns_and_then_over_tokens() -> None:
     values = torch.zeros(1, 12)
     values[0, [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]] = torch.arange(1, 11) / 10
     one = episode([1.0, 1.0], tokens=[5, 5], gap=1)
-    got = advantages([group(one)], PPO, Measured(values=values), credit="bilevel", lam=1.0, turn_gamma=0.95)
+    got = advantages(
+        [group(one)], PPO, MeasuredColumns(values=values), credit="bilevel", lam=1.0, turn_gamma=0.95
+    )
     near(got, [[1.85, 1.75, 1.65, 1.55, 1.45, 0.4, 0.3, 0.2, 0.1, 0.0]])
 
 

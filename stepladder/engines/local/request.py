@@ -82,7 +82,7 @@ def uniforms(seed: int, count: int) -> list[float]:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodedRow:
     """A slot of the cache: `ids` are the tokens whose keys and values it holds, `pending` come next: what is
     left of the prompt, then one token at a time.
 
