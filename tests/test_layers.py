@@ -198,7 +198,8 @@ def test_every_column_of_an_algorithm_is_read() -> None:
         for node in ast.walk(parsed(file))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    assert {field.name for field in dataclasses.fields(Algorithm)} <= read
+    said = {"paper", "note"}  # for those who read the table
+    assert {field.name for field in dataclasses.fields(Algorithm)} <= read | said
 
 
 def uses(part: str, library: str, *, late: bool = True) -> list[str]:

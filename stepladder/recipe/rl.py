@@ -37,6 +37,11 @@ class RlSection(RungSection):
     aggregation: (
         Literal["token_mean", "sequence_mean", "constant", "sequence_sum", "group_token_mean"] | None
     ) = Field(None, description="instead of the algorithm's own")
+    sequence: Literal["trajectory", "turn"] | None = Field(
+        None,
+        description="what one sequence is for ratios, lengths and denominators, instead of the "
+        "algorithm's own",
+    )
     scale: Literal["group_std", "batch_std", "none"] | None = Field(
         None, description="what advantages are divided by, instead of the algorithm's own"
     )
@@ -191,6 +196,7 @@ class RlSection(RungSection):
         """The algorithm's row with this recipe's overrides."""
         row = with_kl(ALGORITHMS[self.algorithm], self.kl_coefficient, self.kl_in, self.kl_estimator)
         own = (
+            "sequence",
             "aggregation",
             "scale",
             "whiten",

@@ -104,6 +104,13 @@ def _check_loss(section: Any, row: Algorithm) -> None:
             "the gradient of tokens that have not moved at all; for example clip_high = 5.0, or leave "
             "clip_absolute out"
         )
+    by_tokens = row.ratio_level == "token" and row.aggregation in ("token_mean", "group_token_mean")
+    if row.sequence == "turn" and by_tokens:
+        raise ValueError(
+            f"sequence='turn' changes nothing for {row.name!r}: its ratios are those of tokens, and "
+            f"aggregation={row.aggregation!r} counts tokens; use algorithm = 'gspo', or aggregation = "
+            "'sequence_mean'"
+        )
     if section.dual_clip is not None and row.surrogate == "cispo":
         raise ValueError(f"dual_clip={section.dual_clip:g}: cispo has none; leave it out")
     if section.correction == "behaviour" and row.surrogate == "reinforce" and section.loss is None:

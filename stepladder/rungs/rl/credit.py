@@ -31,6 +31,7 @@ from stepladder.rungs.rl.turn_credit import (
     token_rewards,
     turn_advantages,
 )
+from stepladder.rungs.rl.turn_sequences import by_turns
 from stepladder.rungs.rl.update import RlBatch
 from stepladder.types import Group, Trajectory
 
@@ -84,7 +85,7 @@ def make_batch(
         advantages = whiten(_per_token(advantages, table), table.mask)
     per_row = table.scatter(advantages) if advantages.dim() == 2 else advantages[owners]
     batch.advantages = per_row.float()
-    return batch
+    return by_turns(batch) if row.sequence == "turn" else batch
 
 
 def needs_siblings(row: Algorithm, rules: CreditRules) -> bool:

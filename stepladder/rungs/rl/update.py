@@ -25,9 +25,10 @@ from stepladder.types import TrainingSample
 
 @dataclass(slots=True)
 class RlBatch:
-    """What one batch of rollouts became. One row a sample; a split trajectory has several rows.
+    """What one batch of rollouts became. One row per sample; a split trajectory has several rows.
 
-    advantages [n] or, one for each token, [n, T] float32; trajectory_index, group_index [n]. `proximal` is
+    advantages [n] or, one for each token, [n, T] float32; group_index [n]. trajectory_index [n]: which rows
+    are one sequence, a trajectory or, where the algorithm's row says so, a turn. `proximal` is
     filled by the first update. With a critic: its `values` and the `returns` it learns, [n, T].
     `measured`: what crediting found out, for the log.
     """
