@@ -95,6 +95,12 @@ def exact(metrics: dict[str, float]) -> None:
     check_on_policy(metrics, exact_limit=1e-4, mean_limit=0.25)
 
 
+# Gradients by two orders of summation. Forward and backward are some 24 matrix products in a row: two layers
+# of five and the head, once forward and about once backward. Each has at most 48 terms, each of them rounded
+# to half of 2^-23.
+FLOAT_NOISE = 24 * 48 * 2.0**-24
+
+
 def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], within: float) -> None:
     """Equal within `within` of the largest entry of each tensor (of 1 where that is less)."""
     assert a.keys() == b.keys()
@@ -270,7 +276,7 @@ def test_supervised_training_ignores_what_others_said(policy: Policy) -> None:
     one = sample([20, 21, 22, 23, 24, 25], 0, mask=[False, False, True, False, False, True])
     metrics = sft_update(policy, optimizer, [one], learning_rate=1.0, token_budget=99)
     (-alone(policy, one).sum() / 2).backward()
-    close(optimizer.seen, gradients(policy), 1e-6)
+    close(optimizer.seen, gradients(policy), FLOAT_NOISE)
     assert metrics["tokens"] == 2.0
     with torch.no_grad():
         expected = -float(alone(policy, one).mean())
@@ -310,11 +316,11 @@ def test_sft_of_one_and_nine_tokens_in_one_or_two_pieces(policy: Policy) -> None
     for budget in (100, 10):
         losses.append(sft_update(policy, optimizer, [short, long], learning_rate=1.0, token_budget=budget))
         seen.append(optimizer.seen)
-    close(seen[0], seen[1], 3e-6)
-    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-6)
-    assert losses[0]["nll"] == pytest.approx(losses[1]["nll"], rel=1e-6)
+    close(seen[0], seen[1], FLOAT_NOISE)
+    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-5)
+    assert losses[0]["nll"] == pytest.approx(losses[1]["nll"], rel=1e-5)
     (-(alone(policy, short).sum() + alone(policy, long).sum()) / 10).backward()
-    close(seen[0], gradients(policy), 3e-6)
+    close(seen[0], gradients(policy), FLOAT_NOISE)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo"])
@@ -326,7 +332,7 @@ def test_rl_in_one_or_many_pieces(setting: Setting, name: str) -> None:
     together, batch.proximal = setting.optimizer.seen, {}
     pieces = setting.update(batch, row, token_budget=20)
     assert pieces["tokens_computed"] > whole["tokens_computed"]  # it was cut
-    close(together, setting.optimizer.seen, 1e-6)
+    close(together, setting.optimizer.seen, FLOAT_NOISE)
     for key in ("loss", "entropy", "log_ratio_abs_max", "tokens", "ratio"):
         assert pieces[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-6), key
 
@@ -344,7 +350,7 @@ def test_order_of_samples_does_not_matter(setting: Setting) -> None:
         batch.group_index[order],
     )
     setting.update(turned)
-    close(before, setting.optimizer.seen, 1e-6)
+    close(before, setting.optimizer.seen, FLOAT_NOISE)
 
 
 # -- groups without a signal -------------------------------------------------------------------------------
@@ -377,7 +383,7 @@ def test_a_group_without_a_signal_stays_in_the_denominator(setting: Setting) -> 
     setting.update(make_batch([live], GRPO))
     alone_ = setting.optimizer.seen
     setting.update(make_batch([live, dead], GRPO))
-    close({n: g / 2 for n, g in alone_.items()}, setting.optimizer.seen, 1e-6)
+    close({n: g / 2 for n, g in alone_.items()}, setting.optimizer.seen, FLOAT_NOISE)
 
 
 def test_what_has_no_signal_and_what_has_no_weight_is_not_computed(setting: Setting) -> None:
@@ -427,7 +433,7 @@ def test_the_kl_term_by_hand(setting: Setting) -> None:
         difference = anchor - alone(setting.policy, s)
         loss = loss + 0.5 * (difference.exp() - difference - 1).mean() / len(batch.samples)
     loss.backward()
-    close(setting.optimizer.seen, gradients(setting.policy), 1e-6)
+    close(setting.optimizer.seen, gradients(setting.policy), FLOAT_NOISE)
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert metrics["updated"] == 1.0
 
@@ -503,7 +509,7 @@ def test_the_entropy_bonus_by_hand(setting: Setting) -> None:
         total = total - (table.exp() * table).sum(-1)[at].sum()
         count += int(at.sum())
     (-0.3 * total / count).backward()
-    close(setting.optimizer.seen, gradients(setting.policy), 1e-6)
+    close(setting.optimizer.seen, gradients(setting.policy), FLOAT_NOISE)
     entropy = float(total.detach()) / count
     assert metrics["loss"] == pytest.approx(-0.3 * entropy, rel=1e-4)
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
@@ -543,7 +549,7 @@ def test_advantages_by_token_weigh_their_own_tokens(setting: Setting) -> None:
     spread = dataclasses.replace(batch, advantages=batch.advantages[:, None].expand(-1, width).clone())
     for budget in (4096, 30):
         setting.update(spread, token_budget=budget)
-        close(before, setting.optimizer.seen, 1e-6)
+        close(before, setting.optimizer.seen, FLOAT_NOISE)
 
 
 def test_the_kl_of_a_reward_is_behaviour_less_reference(setting: Setting) -> None:

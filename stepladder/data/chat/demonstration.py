@@ -55,6 +55,7 @@ def demonstrate(
         raise DataError(
             f"message {turns[0]} is the assistant's and so is the end of what it answers; join them into one"
         )
+    renderer.require_tools(tools)
     conversation = Conversation(renderer, messages[: turns[0]], tools)
     for place, index in enumerate(turns):
         shielded, terminator = own_text(renderer, conversation, messages[index])
