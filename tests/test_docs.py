@@ -295,3 +295,17 @@ def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert page.name == "index.md" or f"]({page.name})" in index
+
+
+def test_the_architecture_names_only_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    named = re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", prose)
+    assert len(named) > 30
+    places = (ROOT, ROOT / "stepladder", ROOT / "stepladder" / "rungs" / "rl")
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
+    tree = re.findall(r"^ {0,2}([\w/ ]+?)(?:  |\(|$)", text.split("```")[1], flags=re.MULTILINE)
+    parts = [f"{word}{end}" for line in tree for word in line.split() for end in ("", ".py")]
+    inside = [ROOT / "stepladder" / where / part for part in parts for where in ("", "rungs")]
+    found = {path.stem for path in inside if path.exists()}
+    assert found == {word.strip("/") for line in tree for word in line.split()}

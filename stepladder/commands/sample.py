@@ -19,8 +19,8 @@ from stepladder.run.progress import Display
 from stepladder.run.records import trajectory_to_dict
 from stepladder.run.training_files import ACCEPTED, PAIRS, accepted_row, pair_row
 from stepladder.rungs.episodes import refuse_dead_world
+from stepladder.rungs.rejection_sampling.acceptance import count, told
 from stepladder.rungs.rejection_sampling.selection import accepted, best_and_worst, select
-from stepladder.rungs.rejection_sampling.tally import count, told
 from stepladder.types import Group
 
 BATCH = 16  # tasks played between two writes

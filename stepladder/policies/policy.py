@@ -84,7 +84,7 @@ class Policy:
                 module.requires_grad_(False)
 
     def recompute_layers(self) -> bool:
-        """Activation checkpointing from now on; False where nothing changed. See policies/lean.py."""
+        """Activation checkpointing from now on; False where nothing changed. See policies/fast/lean.py."""
         return recompute_layers(self.lm)
 
     def logprobs(

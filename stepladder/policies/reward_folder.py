@@ -41,7 +41,7 @@ class RewardInfo:
     `mean` and `std` are those of the raw scores on the training data: (score - mean) / std is the normalised
     score. `separator` stands between the steps of a process reward model's solutions. `held_out` are the
     metrics of the kept weights on the validation data, `reliability` its calibration (see
-    `training.calibration`).
+    `rungs.reward_model.reliability`).
     """
 
     kind: Literal["outcome", "process"] = "outcome"

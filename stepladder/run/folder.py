@@ -15,7 +15,7 @@
 
 A line is in the file when `log` returns. Each checkpoint stores `cursor()`; on resume `cut_back` removes
 what was logged after it, so a resumed run's logs have every step once. Only files that the run itself writes
-are touched (see run_files.py): an evaluation that someone put beside them stays.
+are touched (see run/files.py): an evaluation that someone put beside them stays.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class RunFolder:
         if name not in self._names:
             raise InvariantError(
                 f"{name!r} is no log of this run ({', '.join(self._names)}), so a resumed run would not cut "
-                "it back; name it in run_files.py"
+                "it back; name it in run/files.py"
             )
         data = b"".join(encode_line(record) for record in records)
         if name not in self._streams:

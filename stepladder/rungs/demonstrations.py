@@ -11,8 +11,8 @@ from stepladder.data.files.records import Demonstration, Text
 from stepladder.data.samples import text_samples
 from stepladder.errors import DataError
 from stepladder.recipe.sft import SftSection
-from stepladder.rungs.naming import naming
-from stepladder.rungs.overlong import refuse_overlong
+from stepladder.rungs.long_rows import refuse_overlong
+from stepladder.rungs.row_errors import naming
 from stepladder.rungs.sft_rows import Row, SftRows, file_rows, made_conversations
 from stepladder.types import Tool, TrainingSample
 from stepladder.workbench.bench import Workbench

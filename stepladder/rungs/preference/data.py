@@ -16,10 +16,10 @@ from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.run.training_files import PAIRS
 from stepladder.rungs.demonstrations import opening_tools
 from stepladder.rungs.epochs import shuffled, shuffled_batches
-from stepladder.rungs.naming import naming
-from stepladder.rungs.overlong import refuse_overlong, too_long
+from stepladder.rungs.long_rows import refuse_overlong, too_long
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
 from stepladder.rungs.preference.update import Answer, Judged, Pair
+from stepladder.rungs.row_errors import naming
 from stepladder.rungs.sampled_pairs import Sampled, sampled_pairs, sampled_row
 from stepladder.types import TrainingSample
 from stepladder.workbench.bench import Workbench

@@ -31,8 +31,8 @@ from stepladder.rungs.episodes import refuse_dead_world, rollout_metrics
 from stepladder.rungs.epochs import EpochState
 from stepladder.rungs.fitting import FittingRung
 from stepladder.rungs.reference import put_back, remembered
+from stepladder.rungs.rejection_sampling.acceptance import count, shares, told
 from stepladder.rungs.rejection_sampling.selection import Seen, accepted, best_and_worst, select
-from stepladder.rungs.rejection_sampling.tally import count, shares, told
 from stepladder.rungs.requirements import require_judge
 from stepladder.rungs.run import Run
 from stepladder.rungs.sampled_pairs import SAMPLED

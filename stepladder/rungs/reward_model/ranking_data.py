@@ -14,8 +14,7 @@ from stepladder.errors import DataError
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.rungs.naming import naming
-from stepladder.rungs.overlong import refuse_overlong, too_long
+from stepladder.rungs.long_rows import refuse_overlong, too_long
 from stepladder.rungs.requirements import require_maker, rows_left
 from stepladder.rungs.reward_model.ranking_update import Ranked
 from stepladder.rungs.reward_model.scoring_files import (
@@ -25,6 +24,7 @@ from stepladder.rungs.reward_model.scoring_files import (
     read_ranked,
     split_and_encode,
 )
+from stepladder.rungs.row_errors import naming
 from stepladder.types import TrainingSample
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources

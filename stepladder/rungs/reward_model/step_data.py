@@ -16,12 +16,12 @@ from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import DataError
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
-from stepladder.rungs.naming import naming
-from stepladder.rungs.overlong import refuse_overlong, too_long
+from stepladder.rungs.long_rows import refuse_overlong, too_long
 from stepladder.rungs.requirements import require_judge, require_maker, rows_left
 from stepladder.rungs.reward_model.ranking_data import budget_of
 from stepladder.rungs.reward_model.scoring_files import Report, check_count, read_steps, split_and_encode
 from stepladder.rungs.reward_model.step_labels import monte_carlo_steps
+from stepladder.rungs.row_errors import naming
 from stepladder.types import Message
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources

@@ -22,7 +22,7 @@ from stepladder.objectives.domains import (
     task_normalised_advantages,
 )
 from stepladder.rungs.episodes import value_of
-from stepladder.rungs.rl.token_table import TokenTable
+from stepladder.rungs.rl.trained_tokens import TokenTable
 from stepladder.rungs.rl.turn_credit import (
     CreditRules,
     Episodes,

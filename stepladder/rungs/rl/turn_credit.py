@@ -14,7 +14,7 @@ from stepladder.errors import ConfigError
 from stepladder.objectives.advantages import constant_advantages, group_advantages
 from stepladder.objectives.credit import gigpo_advantages, process_advantages, spread_turns, turn_returns
 from stepladder.rungs.episodes import value_of
-from stepladder.rungs.rl.token_table import TokenTable
+from stepladder.rungs.rl.trained_tokens import TokenTable
 from stepladder.types import Trajectory
 
 OwnAdvantage = Callable[[Tensor, Tensor, Sequence[Trajectory]], Any]

@@ -16,6 +16,7 @@ from stepladder.recipe.config import load_recipe
 from stepladder.recipe.rejection_sampling import Selection
 from stepladder.run.records import encode_line
 from stepladder.run.training_files import accepted_row, pair_row
+from stepladder.rungs.rejection_sampling.acceptance import count, shares, told
 from stepladder.rungs.rejection_sampling.selection import (
     REASONS,
     Reason,
@@ -25,7 +26,6 @@ from stepladder.rungs.rejection_sampling.selection import (
     select,
     statistical,
 )
-from stepladder.rungs.rejection_sampling.tally import count, shares, told
 from stepladder.types import Failure, Group, Message, Sampling, Score, Task, Tool, ToolCall, Trajectory, Turn
 
 TASK = Task("train/7", "train", "sums", (Message("user", "2 + 3?"),))

@@ -14,7 +14,7 @@ from stepladder.engines.engine import PolicyEngine
 from stepladder.engines.weights import WeightHash
 from stepladder.errors import InvariantError
 from stepladder.policies.policy import Policy
-from stepladder.rungs.rl.watch.diagnosis import cause_of_mismatch
+from stepladder.rungs.rl.watch.mismatch_cause import cause_of_mismatch
 from stepladder.types import TrainingSample
 
 

@@ -14,10 +14,10 @@ from stepladder.diagnostics.variety import variety_metrics
 from stepladder.policies.policy import Policy
 from stepladder.recipe.rl import RlSection
 from stepladder.rungs.accumulate import Metrics
+from stepladder.rungs.rl.watch.batch_promises import ReferenceGuard, check_masks
 from stepladder.rungs.rl.watch.canary import Canary
 from stepladder.rungs.rl.watch.cross_scores import prompt_information
-from stepladder.rungs.rl.watch.diagnosis import cause_of_mismatch
-from stepladder.rungs.rl.watch.invariants import ReferenceGuard, check_masks
+from stepladder.rungs.rl.watch.mismatch_cause import cause_of_mismatch
 from stepladder.rungs.rl.watch.remedy import remedied
 from stepladder.types import Group, TrainingSample
 from stepladder.workbench.bench import Workbench
