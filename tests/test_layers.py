@@ -41,6 +41,7 @@ LEVELS = {
     "recipe": 0.2,
     "objectives": 1.0,
     "data/encoder": 1.0,
+    "data/prefix": 1.0,
     "data/chat": 1.1,
     "data/files": 1.1,
     "data": 1.2,

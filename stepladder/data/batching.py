@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepladder.data.prefix import common_prefix
 from stepladder.types import TrainingSample
 
 # Passes without gradients keep one layer's tensors, not all: so many times the tokens at once.
@@ -95,20 +96,6 @@ class _Trie:
         return mask
 
 
-def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
-    """Length of the longest prefix that all sequences share.
-
-    >>> common_prefix([(1, 2, 3), (1, 2, 4)])
-    2
-    """
-    # All sequences share what the smallest and the largest share.
-    first, last = min(map(tuple, sequences)), max(map(tuple, sequences))
-    for i, token in enumerate(first):
-        if i >= len(last) or token != last[i]:
-            return i
-    return len(first)
-
-
 def pack(
     samples: Sequence[TrainingSample], *, share_prefixes: bool = True, scored_only: bool = False
 ) -> PackedBatch:
@@ -125,7 +112,9 @@ def pack(
     order = list(dict.fromkeys(keys))
     prefix = 0
     if share_prefixes and len(order) > 1:
-        prefix = min(common_prefix(taken), min(len(ids) for ids in taken) - 1)
+        # All share what the smallest and the largest share.
+        shared = common_prefix(min(map(tuple, taken)), max(map(tuple, taken)))
+        prefix = min(shared, min(len(ids) for ids in taken) - 1)
         prefix = prefix if prefix >= 8 else 0  # too short to pay for the extra columns
 
     tokens = list(samples[0].token_ids[:prefix])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stepladder.errors import DataError
+from stepladder.policies.optimizer import trainable
 from stepladder.policies.policy import Policy
 from stepladder.types import TrainingSample
 
@@ -66,7 +67,7 @@ class HeadedModel(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that training updates, by name, each shared (tied) tensor once."""
-        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+        return trainable(self)
 
     def at(self, samples: Sequence[TrainingSample], positions: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
         """([n] scores at `positions[b]` of each sample, in order; tokens computed). See Policy.hidden_at."""

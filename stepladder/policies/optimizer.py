@@ -17,6 +17,11 @@ from stepladder.objectives.rounding import spread
 from stepladder.policies.fast.heap import trim_heap
 
 
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training updates, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 class MasterOptimizer:
     """AdamW with global-norm clipping. `step(lr)` returns the gradient norm before clipping.
 

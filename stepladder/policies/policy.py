@@ -22,6 +22,7 @@ from stepladder.objectives.logprobs import chunked_logprobs
 from stepladder.policies.dropout import zero_dropout
 from stepladder.policies.fast.attention import NAME, Layout
 from stepladder.policies.fast.lean import lean_layers, recompute_layers
+from stepladder.policies.optimizer import trainable
 from stepladder.types import TrainingSample
 
 log = logging.getLogger("stepladder")
@@ -75,7 +76,7 @@ class Policy:
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that training updates, by name, each shared (tied) tensor once."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return trainable(self.model)
 
     def freeze_embeddings(self) -> None:
         """Leave the input and output embeddings as they are (a third of a small model's work)."""

@@ -42,7 +42,7 @@ KNOWN: dict[str, tuple[str, str, tuple[float, float] | None]] = {
     "entropy": ("Entropy", "nats per token; near 0 nothing new is tried", None),
     "grad_norm": ("Gradient norm", "before clipping; spikes are a warning", None),
     "response_length": ("Response length", "sampled tokens per episode", None),
-    "mismatch": ("Engine mismatch", "|behaviour - trainer| log-probability, nats per token", None),
+    "log_ratio_abs": ("Engine mismatch", "|behaviour - trainer| log-probability, nats per token", None),
     "tokens_per_second": ("Tokens per second", "sampled, whole step", None),
     "learning_rate": ("Learning rate", "", None),
 }

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stepladder.data.prefix import common_prefix
 from stepladder.evaluation import Evaluation
 from stepladder.types import (
     Content,
@@ -160,7 +161,7 @@ def _turns_to_dicts(
     before: tuple[int, ...] = ()
     out = []
     for turn in turns:
-        keep = _common_prefix(before, turn.prompt_ids)
+        keep = common_prefix(before, turn.prompt_ids)
         added = turn.prompt_ids[keep:]
         record: dict[str, Any] = {
             "keep": keep,
@@ -182,10 +183,6 @@ def _turns_to_dicts(
         out.append(record)
         before = turn.prompt_ids + turn.token_ids
     return out
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _turns_from_dicts(records: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:

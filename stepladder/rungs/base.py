@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stepladder.environments.checked import CheckedWorld
 from stepladder.errors import CheckpointError
 from stepladder.planning.needs import Needs
-from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.optimizer import MasterOptimizer, trainable
 from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
 from stepladder.run.interrupt import uninterrupted
@@ -103,11 +103,6 @@ class Rung:
 
 
 POLICY = "policy/"  # of the names of weights that were saved without an optimiser
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that training updates, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def policy_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def write_run(path: Path, steps: int = 60) -> Path:
                 "grad_norm": abs(rng.gauss(0.4, 0.1)),
                 "response_length": 38 - step / 10 + rng.gauss(0, 1),
                 "tokens_per_second": 900 + rng.gauss(0, 40),
-                "mismatch": 0.03 + rng.gauss(0, 0.002),
+                "log_ratio_abs": 0.03 + rng.gauss(0, 0.002),
                 "learning_rate": 3e-6,
                 "clip_fraction": abs(rng.gauss(0.02, 0.01)),
             }

@@ -21,13 +21,13 @@ from stepladder import ladder
 from stepladder.errors import EngineError, InvariantError
 from stepladder.ladder import train
 from stepladder.policies.checkpoint import CheckpointStore
+from stepladder.policies.optimizer import trainable
 from stepladder.policies.policy import Policy
 from stepladder.policies.tensors import load_tensors
 from stepladder.recipe.config import Recipe, load_recipe
 from stepladder.reports.run import read_jsonl
 from stepladder.run.progress import Display
 from stepladder.run.records import trajectory_from_dict
-from stepladder.rungs.base import trainable
 from stepladder.types import Sampling, Turn
 from stepladder.workbench.engine import policy_logprobs
 from stepladder.workbench.prepare import build_policy, prepare

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jinja2
 
 from stepladder.data.chat.control import Tokenizer
+from stepladder.data.prefix import common_prefix
 from stepladder.errors import TemplateError
 
 ChatDict: TypeAlias = dict[str, Any]
@@ -129,7 +130,7 @@ def probe(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Dialect:
     lead = answered[len(asked) :].partition(_ANSWER)[0] if answered.startswith(asked) else ""
     final = _after(answered, _ANSWER)
     going_on = tried([user, answer, {"role": "user", "content": wrap(_SECOND)}])
-    end_text = common_prefix(final, _after(going_on, _ANSWER))
+    end_text = final[: common_prefix(final, _after(going_on, _ANSWER))]
     thought = tried([user, answer | with_reasoning(_THOUGHT)])
     opening, closing = "", ""
     if _THOUGHT in thought and thought.startswith(asked):
@@ -205,11 +206,3 @@ def with_reasoning(text: str) -> ChatDict:
 def _after(text: str, probe_text: str) -> str:
     _, found, rest = text.rpartition(probe_text)
     return rest if found else ""
-
-
-def common_prefix(left: str, right: str) -> str:
-    """The longest text that both begin with."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return left[:index]
-    return left[: min(len(left), len(right))]

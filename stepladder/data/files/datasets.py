@@ -181,14 +181,13 @@ def _both_sides(records: Sequence[Preference]) -> tuple[list[Record], str]:
 
 def _chosen(records: Sequence[Preference]) -> tuple[list[Record], str]:
     return [
-        Demonstration((*r.prompt, *r.chosen), r.tools, only_last=True, answers_from=len(r.prompt))
-        for r in records
+        Demonstration((*r.prompt, *r.chosen), r.tools, answers_from=len(r.prompt)) for r in records
     ], "the chosen side"
 
 
 def _liked(records: Sequence[Unpaired]) -> tuple[list[Record], str]:
     liked: list[Record] = [
-        Demonstration((*r.prompt, *r.completion), r.tools, only_last=True, answers_from=len(r.prompt))
+        Demonstration((*r.prompt, *r.completion), r.tools, answers_from=len(r.prompt))
         for r in records
         if r.label
     ]

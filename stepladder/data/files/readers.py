@@ -52,7 +52,7 @@ def prompt_completion(row: Row) -> Demonstration:
         prompt = (*prompt[:-1], Message(last.role, f"{last.text}\n\n{text_of(*given)}"))
     completion = _answer(answer, where)
     _note_oddities(row, completion)
-    return Demonstration((*prompt, *completion), row.tools(), only_last=True, answers_from=len(prompt))
+    return Demonstration((*prompt, *completion), row.tools(), answers_from=len(prompt))
 
 
 def text(row: Row) -> Text:

@@ -21,14 +21,13 @@ Kind: TypeAlias = Literal["demonstration", "text", "preference", "unpaired", "ra
 class Demonstration:
     """One conversation to imitate, with the tools it was held with.
 
-    `only_last`: the file gave a prompt and its completion, so only the last turn is an answer to learn.
-    `answers_from` is where the completion begins in `messages` then, which may itself hold several turns;
-    0 in a plain conversation, all of whose assistant turns are answers.
+    Where the file gave a prompt and its completion, `answers_from` is where the completion begins in
+    `messages`; it may itself hold several turns. In a plain conversation it is 0, and all assistant turns are
+    answers.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    only_last: bool = False
     answers_from: int = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stepladder.engines.local.prefix_cache import common_prefix
+from stepladder.data.prefix import common_prefix
 
 Ids = tuple[int, ...]
 

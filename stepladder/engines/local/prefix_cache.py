@@ -7,11 +7,13 @@ All of it was computed by one version of the weights: the scheduler clears the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from stepladder.data.prefix import common_prefix
 
 
 @dataclass(eq=False, slots=True)
@@ -29,21 +31,6 @@ class Node:
     @property
     def bytes(self) -> int:
         return 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading ids two sequences share."""
-    limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    low, high = 0, limit  # a[:low] == b[:low], a[:high] != b[:high]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class PrefixCache:

@@ -16,7 +16,7 @@ from stepladder.types import Message, ToolCall
 
 Q, A, B = Message("user", "2+2?"), Message("assistant", "4"), Message("assistant", "5")
 PAIR = Preference((Q,), (A,), (B,))
-DONE = Demonstration((Q, A), only_last=True, answers_from=1)
+DONE = Demonstration((Q, A), answers_from=1)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ DONE = Demonstration((Q, A), only_last=True, answers_from=1)
         ({"instruction": "2+2?", "input": "", "output": "4"}, DONE),
         (
             {"instruction": "Add.", "input": "2 2", "output": "4"},
-            Demonstration((Message("user", "Add.\n\n2 2"), A), only_last=True, answers_from=1),
+            Demonstration((Message("user", "Add.\n\n2 2"), A), answers_from=1),
         ),
         ({"text": "Once."}, Text("Once.")),
         ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, PAIR),

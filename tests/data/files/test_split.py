@@ -29,7 +29,7 @@ def said(text: str) -> tuple[Message, ...]:
 WORDS = st.text("ab ", min_size=1, max_size=3)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(lambda p, a: Demonstration((*user(p), *said(a))), WORDS, WORDS),
-    st.builds(lambda p, a: Demonstration((*user(p), *said(a)), answers_from=1, only_last=True), WORDS, WORDS),
+    st.builds(lambda p, a: Demonstration((*user(p), *said(a)), answers_from=1), WORDS, WORDS),
     st.builds(Text, WORDS),
     st.builds(lambda p, a, b: Preference(user(p), said(a), said(b)), WORDS, WORDS, WORDS),
     st.builds(lambda p, a, x: Unpaired(user(p), said(a), x), WORDS, WORDS, st.booleans()),

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepladder.data.prefix import common_prefix
 from stepladder.engines import scripted
 from stepladder.engines.local import admission
 from stepladder.engines.local.admission import batches, shared_prefixes
-from stepladder.engines.local.prefix_cache import PrefixCache, common_prefix, join
+from stepladder.engines.local.prefix_cache import PrefixCache, join
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 

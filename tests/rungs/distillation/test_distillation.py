@@ -17,11 +17,10 @@ from stepladder import ladder
 from stepladder.errors import ConfigError
 from stepladder.objectives.distillation import chunked_js, generalised_js
 from stepladder.objectives.kl import exact_kl
-from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.optimizer import MasterOptimizer, trainable
 from stepladder.policies.policy import Policy
 from stepladder.recipe.config import Recipe
 from stepladder.run.progress import Display
-from stepladder.rungs.base import trainable
 from stepladder.rungs.distillation import rung as distillation
 from stepladder.rungs.distillation.teacher import check_vocabulary
 from stepladder.rungs.distillation.update import distillation_update

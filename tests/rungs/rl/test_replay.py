@@ -14,9 +14,8 @@ from spine import assert_same, digit_recipe, gradients, lines, sample, tiny_poli
 from stepladder import ladder
 from stepladder.algorithms import ALGORITHMS
 from stepladder.errors import ConfigError
-from stepladder.policies.optimizer import MasterOptimizer
+from stepladder.policies.optimizer import MasterOptimizer, trainable
 from stepladder.run.progress import Display
-from stepladder.rungs.base import trainable
 from stepladder.rungs.rl import loop as rl
 from stepladder.rungs.rl.replay import Replay
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
