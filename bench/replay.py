@@ -22,6 +22,7 @@ from runs import run
 from stepladder.commands.evaluate import evaluate_model
 from stepladder.environments.worlds.calculator import CalculatorWorld
 from stepladder.environments.worlds.families import FAMILIES
+from stepladder.evaluation.asked import Asked
 from stepladder.recipe.config import load_recipe
 from stepladder.reports.tables import sign_test, wilson_interval
 from stepladder.run.training_files import chat
@@ -88,23 +89,20 @@ def evaluated(model: str, out: Path, name: str, asked: dict[str, int]) -> dict[s
         return found
     found = {"tool": []}
     for families in (LEFT_OUT, [f for f in asked if f not in LEFT_OUT]):
-        result = evaluate_model(
-            model,
-            environment="calculator",
-            overrides=[
+        question = Asked(
+            "calculator",
+            [
                 f"environment.options.families={json.dumps(families)}",
                 "rollout.max_turns=3",
                 "rollout.max_tokens=64",
                 "rollout.max_context=640",
             ],
             tasks=sum(asked[f] for f in families),
-            split="test",
             temperature=0.0,
             seed=SEED,
-            endpoint_model="",
-            out=None,
         )
-        for t in result.trajectories:
+        (played,) = evaluate_model(model, question)
+        for t in played.result.trajectories:
             found.setdefault(t.task.domain, []).append(int(t.score.value >= 1.0))
             if families is LEFT_OUT:
                 found["tool"].append(int(any(m.tool_calls for m in t.messages)))

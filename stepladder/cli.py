@@ -130,23 +130,8 @@ def evaluate(
             f"--width {width} says how many of the samples of a search are kept, and there is none; add "
             f"--beam {4 * max(width, 1)} and --step-scorer, or leave it out"
         )
-    asks_more = against or budgets or report or k or reward or answer or beam or step_scorer
-    if samples == 1 and not asks_more:
-        from stepladder.commands.evaluate import evaluate_model
-
-        evaluate_model(
-            model,
-            environment=env,
-            overrides=overrides or [],
-            tasks=tasks,
-            split=split,
-            temperature=temperature or 0.0,
-            seed=seed,
-            endpoint_model=endpoint_model,
-            out=out,
-        )
-        return
-    from stepladder.commands.evaluate_samples import Asked, evaluate_samples
+    from stepladder.commands.evaluate import evaluate_model
+    from stepladder.evaluation.asked import Asked
     from stepladder.evaluation.beam import Beam
 
     asked = Asked(
@@ -165,7 +150,7 @@ def evaluate(
         beam=Beam(beam, 4 if width is None else width) if beam else None,
         step_scorer=step_scorer or None,
     )
-    evaluate_samples(model, asked, against=against or None, out=out, report=report)
+    evaluate_model(model, asked, against=against or None, out=out, report=report)
 
 
 @app.command()

@@ -1,126 +1,135 @@
-"""`stepladder eval`: a model or an endpoint on any environment, without training."""
+"""`stepladder eval`: models or endpoints on any environment, without training."""
 
 from __future__ import annotations
 
-import tempfile
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from stepladder.atomic import write_file
-from stepladder.commands.playground import open_table, table_recipe
+from stepladder.commands.evaluation_text import print_evaluation
+from stepladder.commands.output import require_folder, require_writable, write_trajectories
+from stepladder.commands.playground import Playground, open_playground, playground_recipe
+from stepladder.data.chat.renderer import Renderer
 from stepladder.errors import ConfigError
-from stepladder.evaluation import Evaluation, evaluate, held_out
-from stepladder.reports.run import RECIPE
-from stepladder.run.files import is_written
+from stepladder.evaluation import evaluate, held_out
+from stepladder.evaluation.answers import answer_of
+from stepladder.evaluation.asked import Asked
+from stepladder.evaluation.beam import StepScorer, beam_agents
+from stepladder.evaluation.summary import Played, summarised
+from stepladder.play.agent import Agents
+from stepladder.plugins import load_object
+from stepladder.reports.evaluation import evaluation_page, evaluation_plots
+from stepladder.rewards.reward import Reward, as_reward
 from stepladder.run.progress import Display
-from stepladder.run.records import encode_line, trajectory_to_dict
-from stepladder.types import Trajectory
+from stepladder.run.records import to_json
+from stepladder.types import Message
+from stepladder.workbench.model_rewards import model_reward, names_model
 
 
 def evaluate_model(
     model: str,
+    asked: Asked,
     *,
-    environment: str,
-    overrides: Sequence[str],
-    tasks: int,
-    split: str,
-    temperature: float,
-    seed: int,
-    endpoint_model: str,
-    out: Path | None,
-) -> Evaluation:
-    """Play `tasks` held-out tasks and print success with its interval, by domain."""
+    against: str | None = None,
+    out: Path | None = None,
+    report: Path | None = None,
+    console: Console | None = None,
+) -> list[Played]:
+    """Play, count, compare and print; `out` gets the trajectories, the folder `report` numbers and plots."""
+    if model == against:
+        raise ConfigError(f"--against {against} is the model itself; name another one, such as its base")
     require_writable(out)
-    recipe = table_recipe(model, environment, overrides, seed=seed, endpoint_model=endpoint_model)
-    with open_table(recipe, model, endpoint_model) as table:
-        display = Display()
-        chosen = held_out(table.player.world, split, tasks)
-        display.start("evaluating", len(chosen), 0, unit="tasks")
-        result = table.runner.run(
-            evaluate(
-                table.player,
-                chosen,
-                temperature=temperature,
-                seed=seed,
-                on_trajectory=display.trajectory,
-            )
-        )
-        display.stop()
-    _print(result, model, environment)
+    require_folder(report)
+    played = [p for name in (model, against) if name is not None for p in _play(name, asked)]
+    summary = summarised(played, asked)
+    print_evaluation(summary, console or Console())
     if out is not None:
-        write_trajectories(out, result.trajectories)
-    return result
+        write_trajectories(out, [t for p in played for t in p.result.trajectories])
+    if report is not None:
+        write_report(report, summary)
+    return played
 
 
-def _print(result: Evaluation, model: str, environment: str) -> None:
-    low, high = result.interval
-    table = Table(title=f"{model} on {environment}", box=None)
-    for name, justify in (("", "left"), ("solved", "right"), ("n", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    if len(result.by_domain) > 1:
-        for domain, (right, n) in result.by_domain.items():
-            table.add_row(domain, f"{right / n:.0%}", str(n))
-    table.add_row("[bold]all[/]", f"[bold]{result.success:.1%}[/]", str(result.n))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"95% interval {low:.1%} to {high:.1%}; temperature {result.temperature:g}; used a tool in "
-        f"{result.tool_rate:.0%} of the episodes; {result.truncated} cut off, {result.failed} failed "
-        f"(counted as unsolved); {result.seconds:.0f} s",
-        highlight=False,
-    )
-    failed = next((t.failure for t in result.trajectories if t.failure is not None), None)
-    if failed is not None:
-        console.print(
-            f"the first failure, at the {failed.boundary}: {failed.message}", highlight=False, markup=False
-        )
-
-
-def require_writable(out: Path | None) -> None:
-    """Raise ConfigError where the file `out` cannot be written: before the evaluation, not after it."""
-    if out is None:
-        return
-    folder = out.resolve().parent
-    if (folder / RECIPE).is_file() and is_written(out.name):
-        raise ConfigError(f"--out {out} is a file of that run itself; try --out {out.parent / 'eval.jsonl'}")
-    try:
-        if out.exists():
-            out.open("ab").close()
-        if not _special(out):
-            _try_folder(out.resolve().parent)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error}; try --out eval.jsonl") from error
-
-
-def require_folder(report: Path | None) -> None:
-    """Raise ConfigError where files cannot be written into the folder `report`."""
-    if report is None:
-        return
-    try:
-        _try_folder(report)
-    except OSError as error:
-        raise ConfigError(f"--report {report} cannot be written: {error}; try --report eval") from error
-
-
-def _try_folder(folder: Path) -> None:
+def write_report(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the summary as JSON, as a page, and its plots."""
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    write_file(folder / "evaluation.json", json.dumps(to_json(summary), indent=2) + "\n")
+    write_file(folder / "evaluation.html", evaluation_page(summary))
+    for title, svg in evaluation_plots(summary):
+        write_file(folder / f"{title}.svg", str(svg))
 
 
-def _special(out: Path) -> bool:
-    """A pipe such as /dev/stdout: written as it is, where a file is written aside and renamed."""
-    return out.exists() and not out.is_file()
+def _play(model: str, asked: Asked) -> list[Played]:
+    """Play the tasks under each budget."""
+    recipe = playground_recipe(
+        model, asked.environment, asked.overrides, seed=asked.seed, endpoint_model=asked.endpoint_model
+    )
+    reward = _reward(asked.reward) if asked.reward else None
+    answer = load_object(asked.answer, what="answer reader") if asked.answer else answer_of
+    found = []
+    with open_playground(recipe, model, asked.endpoint_model) as opened:
+        tasks = held_out(opened.player.world, asked.split, asked.tasks)
+        for budget in asked.budgets or (None,):
+            display = Display()
+            display.start(f"evaluating {model}", len(tasks) * asked.samples, 0, unit="episodes")
+            result = opened.runner.run(
+                evaluate(
+                    opened.player,
+                    tasks,
+                    samples=asked.samples,
+                    temperature=asked.temperature,
+                    seed=asked.seed,
+                    agents=_agents(opened, asked, budget),
+                    answer=answer,
+                    reward=reward,
+                    on_trajectory=display.trajectory,
+                )
+            )
+            display.stop()
+            found.append(Played(model, budget, result))
+    return found
 
 
-def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
-    """One line a trajectory. A file that is there is replaced in one step, at the end."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = (encode_line(trajectory_to_dict(trajectory)).decode("ascii") for trajectory in trajectories)
-    if _special(out):
-        with out.open("w", encoding="ascii") as file:
-            file.writelines(lines)
-    else:
-        write_file(out.resolve(), lines)
+def _agents(opened: Playground, asked: Asked, budget: int | None) -> Agents:
+    """Return agents that sample plainly, or that search, led by the step scorer."""
+    if asked.beam is None or asked.step_scorer is None:
+        return opened.player.agents(asked.temperature, budget)
+    if opened.bench is None:
+        raise ConfigError("a beam search continues token ids, which an endpoint does not take; name a model")
+    bench, limits = opened.bench, opened.bench.recipe.rollout
+    assert isinstance(bench.renderer, Renderer)
+    return beam_agents(
+        bench.engine,
+        bench.renderer,
+        step_scorer(asked.step_scorer),
+        asked.beam,
+        temperature=asked.temperature,
+        max_tokens=budget or limits.max_tokens,
+        max_context=limits.max_context,
+    )
+
+
+def _reward(text: str) -> Reward:
+    return model_reward(text) if names_model(text) else as_reward(text)
+
+
+def step_scorer(text: str) -> StepScorer:
+    """Return the judge of steps at an import path, or made of a model.
+
+    "process_reward_model:PATH?aggregation=last" judges the last step.
+    """
+    if not names_model(text):
+        scorer: StepScorer = load_object(text, what="step scorer")
+        return scorer
+    model: Any = model_reward(text).function
+
+    def score(messages: Sequence[Message], partials: Sequence[str]) -> list[float]:
+        found = model.scores([(*messages, Message("assistant", partial)) for partial in partials])
+        return [-math.inf if value is None else value for value in found]
+
+    return score

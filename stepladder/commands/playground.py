@@ -21,7 +21,7 @@ from stepladder.workbench.paths import import_path
 from stepladder.workbench.prepare import limits_of, make_scorer, make_world, prepare
 
 
-class Table(NamedTuple):
+class Playground(NamedTuple):
     """What episodes are played with, and where; `bench` is there for a local model only."""
 
     runner: LoopThread
@@ -33,7 +33,7 @@ class Table(NamedTuple):
         return self.runner.run(self.player.play(tasks, **options))
 
 
-def table_recipe(
+def playground_recipe(
     model: str,
     environment: str,
     overrides: Sequence[str],
@@ -62,12 +62,12 @@ def is_endpoint(model: str) -> bool:
 
 
 @contextlib.contextmanager
-def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[Table]:
+def open_playground(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[Playground]:
     """Load the model, or connect to the endpoint, and set the world up; all of it ends with the block."""
     r = recipe.rollout
     if not is_endpoint(model):
         with contextlib.closing(prepare(recipe)) as bench:
-            yield Table(bench.runner, bench.player, bench)
+            yield Playground(bench.runner, bench.player, bench)
         return
     world, scorer = make_world(recipe), make_scorer(recipe)
     client = endpoint_client(model, deadline=r.deadline)
@@ -85,7 +85,7 @@ def open_table(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iterator[
             runner.run(require_endpoint(client, model))
             runner.run(world.setup())
             try:
-                yield Table(runner, Player(agents, world, limits_of(recipe), scorer, r.temperature))
+                yield Playground(runner, Player(agents, world, limits_of(recipe), scorer, r.temperature))
             finally:
                 runner.run(world.teardown())
         finally:

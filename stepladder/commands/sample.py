@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from stepladder.commands.playground import is_endpoint, open_table, table_recipe
+from stepladder.commands.playground import is_endpoint, open_playground, playground_recipe
 from stepladder.commands.sample_note import SampleNote
 from stepladder.errors import ConfigError
 from stepladder.evaluation import held_out
@@ -61,7 +61,7 @@ def sample_files(
         "reward": reward,
     }
     note = SampleNote.open(out, asked, tasks)
-    recipe = table_recipe(
+    recipe = playground_recipe(
         model,
         environment,
         overrides,
@@ -69,14 +69,14 @@ def sample_files(
         endpoint_model=endpoint_model,
         rewards=[reward] if reward else [],
     )
-    with open_table(recipe, model, endpoint_model) as table:
-        todo = held_out(table.player.world, split, tasks)
+    with open_playground(recipe, model, endpoint_model) as opened:
+        todo = held_out(opened.player.world, split, tasks)
         display = Display(console)
         display.start("evaluating", tasks * n, note.done * n, unit="episodes")
         out.mkdir(parents=True, exist_ok=True)
         note.save()
         for start in range(note.done, tasks, BATCH):
-            groups = table.play(
+            groups = opened.play(
                 [(f"sample-{task.id}", task) for task in todo[start : start + BATCH]],
                 group_size=n,
                 temperature=temperature,

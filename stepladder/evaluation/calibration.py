@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepladder.evaluation.samples import TaskSamples
+from stepladder.evaluation.result import TaskSamples
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepladder.errors import ConfigError
 from stepladder.evaluation.curves import resampled_means, task_value
-from stepladder.evaluation.samples import TaskSamples
+from stepladder.evaluation.result import TaskSamples
 from stepladder.reports.tables import sign_test, wilson_interval
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepladder.errors import ConfigError
-from stepladder.evaluation.samples import Sample, TaskSamples
+from stepladder.evaluation.result import Sample, TaskSamples
 from stepladder.objectives.estimators import majority_vote, pass_at_k, weighted_vote
 from stepladder.reports.tables import wilson_interval
 
@@ -51,11 +51,18 @@ class Curve:
 
 
 def curve(tasks: Sequence[TaskSamples], kind: Kind, ks: Sequence[int], *, seed: int = 0) -> Curve:
-    """The curve of one kind. Raises ConfigError for a k above the samples of a task."""
+    """Return the curve of one kind. Raises ConfigError for a k above the samples of a task.
+
+    Where every task was played once, solved tasks are a count, and the interval is Wilson's.
+    """
+    once = all(len(task.samples) == 1 for task in tasks)
     points = []
     for k in ks:
         values = [task_value(task, kind, k, seed=seed) for task in tasks]
-        low, high = bootstrap_interval(values, seed=seed)
+        if once:
+            low, high = wilson_interval(round(sum(values)), len(values))
+        else:
+            low, high = bootstrap_interval(values, seed=seed)
         points.append(Point(k, sum(values) / len(values), low, high))
     return Curve(kind, tuple(points))
 

@@ -13,6 +13,7 @@ from stepladder.commands import chat as chat_module
 from stepladder.commands.evaluate import evaluate_model
 from stepladder.commands.inspect import inspect_recipe
 from stepladder.errors import ConfigError
+from stepladder.evaluation.asked import Asked
 from stepladder.ladder import train
 from stepladder.recipe.config import load_recipe
 from stepladder.run.progress import Display
@@ -37,34 +38,15 @@ def test_inspect_shows_who_wrote_what_and_the_advantages(tmp_path):
 def test_eval_of_a_run_folder_and_of_an_unfinished_one(tmp_path, capsys):
     folder = train(tiny(tmp_path), display=Display(quiet=True))
     out = tmp_path / "played" / "eval.jsonl"
-    result = evaluate_model(
-        str(folder),
-        environment="hidden_digit",
-        overrides=[],  # its limits are those it was trained with
-        tasks=10,
-        split="test",
-        temperature=0.0,
-        seed=0,
-        endpoint_model="",
-        out=out,
-    )
-    assert result.n == 10
+    asked = Asked("hidden_digit", tasks=10, temperature=0.0)  # its limits are those it was trained with
+    (played,) = evaluate_model(str(folder), asked, out=out)
+    assert played.result.n == 10
     assert "95% interval" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 10
     (folder / "final" / "model.safetensors").unlink()
     (folder / "final").rename(folder / "gone")
     with pytest.raises(ConfigError, match="stepladder resume"):
-        evaluate_model(
-            str(folder),
-            environment="hidden_digit",
-            overrides=[],
-            tasks=1,
-            split="test",
-            temperature=0.0,
-            seed=0,
-            endpoint_model="",
-            out=None,
-        )
+        evaluate_model(str(folder), Asked("hidden_digit", tasks=1, temperature=0.0))
 
 
 @contextmanager
@@ -98,17 +80,10 @@ def endpoint(answer):
 
 
 def run_endpoint(url, tasks=3):
-    return evaluate_model(
-        url,
-        environment="calculator",
-        overrides=["rollout.max_turns=3"],
-        tasks=tasks,
-        split="test",
-        temperature=0.0,
-        seed=0,
-        endpoint_model="some-model",
-        out=None,
-    )
+    limits = ["rollout.max_turns=3"]
+    asked = Asked("calculator", limits, tasks=tasks, temperature=0.0, endpoint_model="some-model")
+    (played,) = evaluate_model(url, asked)
+    return played.result
 
 
 def clever(body):
@@ -166,17 +141,7 @@ def test_malformed_arguments_from_an_endpoint_become_a_message_to_the_model():
 
 def test_an_endpoint_needs_a_model_name():
     with pytest.raises(ConfigError, match="--endpoint-model"):
-        evaluate_model(
-            "http://127.0.0.1:9/v1",
-            environment="calculator",
-            overrides=[],
-            tasks=1,
-            split="test",
-            temperature=0.0,
-            seed=0,
-            endpoint_model="",
-            out=None,
-        )
+        evaluate_model("http://127.0.0.1:9/v1", Asked("calculator", tasks=1, temperature=0.0))
 
 
 def test_chat_answers_and_starts_over(tmp_path, monkeypatch, capsys):

@@ -16,10 +16,11 @@ from test_commands import clever, endpoint
 from told_episodes import episode
 
 from stepladder.commands.chat import chat_with
-from stepladder.commands.evaluate import evaluate_model, require_writable, write_trajectories
-from stepladder.commands.evaluate_samples import Asked, evaluate_samples
+from stepladder.commands.evaluate import evaluate_model
+from stepladder.commands.output import require_writable, write_trajectories
 from stepladder.errors import ConfigError
 from stepladder.evaluation import Evaluation
+from stepladder.evaluation.asked import Asked
 from stepladder.ladder import train
 from stepladder.run.progress import Display
 from stepladder.types import Task
@@ -31,17 +32,9 @@ def half(answer: str, task: Task) -> float:
 
 
 def evaluated(model: str, environment: str, *overrides: str, out: Path | None = None) -> Evaluation:
-    return evaluate_model(
-        model,
-        environment=environment,
-        overrides=overrides,
-        tasks=2,
-        split="test",
-        temperature=0.0,
-        seed=0,
-        endpoint_model="some-model",
-        out=out,
-    )
+    asked = Asked(environment, overrides, tasks=2, temperature=0.0, endpoint_model="some-model")
+    (played,) = evaluate_model(model, asked, out=out)
+    return played.result
 
 
 def test_an_endpoint_where_nothing_listens_stops_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +55,7 @@ def test_a_report_folder_that_cannot_be_written_is_refused_before_anything_is_pl
     taken = tmp_path / "file"
     taken.write_text("")
     with pytest.raises(ConfigError, match=r"--report .*file.eval cannot be written.*try --report eval"):
-        evaluate_samples("no-such-model", Asked("calculator"), report=taken / "eval")
+        evaluate_model("no-such-model", Asked("calculator"), report=taken / "eval")
 
 
 def test_an_out_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

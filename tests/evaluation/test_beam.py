@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepladder.commands import evaluate_samples
+from stepladder.commands import evaluate as evaluate_command
 from stepladder.data.chat.renderer import Renderer
 from stepladder.data.chat.tiny_tokenizer import tiny_tokenizer
 from stepladder.engines.scripted import ScriptedEngine, ScriptedRequest
@@ -123,7 +123,7 @@ def test_a_process_reward_model_is_a_step_scorer(monkeypatch: pytest.MonkeyPatch
         asked.append(text)
         return Reward("prm", Model(), "group")  # type: ignore[arg-type]
 
-    monkeypatch.setattr(evaluate_samples, "model_reward", loaded)
-    score = evaluate_samples.step_scorer("process_reward_model:runs/prm?aggregation=last")
+    monkeypatch.setattr(evaluate_command, "model_reward", loaded)
+    score = evaluate_command.step_scorer("process_reward_model:runs/prm?aggregation=last")
     assert score([Message("user", "?")], ["a", ""]) == [0.5, -math.inf]
     assert asked == ["process_reward_model:runs/prm?aggregation=last"]

@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from spine import digit_recipe, lines
 
-from stepladder.commands.evaluate_samples import Asked, Played, comparison_text, evaluate_samples, summarised
+from stepladder.commands.evaluate import evaluate_model
+from stepladder.commands.evaluation_text import comparison_text
 from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
-from stepladder.evaluation import held_out
+from stepladder.evaluation import Evaluation, evaluate, held_out
+from stepladder.evaluation.asked import Asked
 from stepladder.evaluation.beam import Beam
 from stepladder.evaluation.calibration import calibration
 from stepladder.evaluation.compare import by_domain, compare, sign_test
-from stepladder.evaluation.curves import curve
-from stepladder.evaluation.held_out import play_held_out
-from stepladder.evaluation.samples import Sample, TaskSamples, read_samples
+from stepladder.evaluation.result import Sample, TaskSamples
+from stepladder.evaluation.summary import Played, summarised
 from stepladder.ladder import train
 from stepladder.objectives.reward_model import calibration_error
 from stepladder.play.agent import Act, Record
@@ -169,13 +170,14 @@ def test_failed_episodes_are_tried_again_and_stay_in_their_group() -> None:
     world = as_world(Shaky)
     chosen = held_out(world, "test", 3)
     player = Player(lambda temperature: Voter, world, Limits(), None, 0.0)
-    groups = asyncio.run(play_held_out(player, chosen, n=4, temperature=0.0, seed=0))
+    reward = as_reward(long_answer)
+    result = asyncio.run(evaluate(player, chosen, samples=4, temperature=0.0, seed=0, reward=reward))
     assert Shaky.tries == 12 + 6
-    assert [len(g.trajectories) for g in groups] == [4, 4, 4]
-    assert [g.task.id for g in groups] == [t.id for t in chosen]
-    read = asyncio.run(read_samples(groups, reward=as_reward(long_answer)))
-    samples = [s for t in read for s in t.samples]
-    assert sum(s.failed for s in samples) == 3  # every second of the six retries failed again
+    assert [len(t.samples) for t in result.tasks] == [4, 4, 4]
+    assert [t.task for t in result.tasks] == [t.id for t in chosen]
+    assert [t.task.id for t in result.trajectories] == [t.id for t in chosen for _ in range(4)]
+    samples = [s for t in result.tasks for s in t.samples]
+    assert sum(s.failed for s in samples) == result.failed == 3  # every second of the six retries failed
     for s in samples:
         if s.failed:
             assert (s.solved, s.answer, s.score) == (False, None, None)
@@ -194,7 +196,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="16 samples at temperature 0"):
         Asked("calculator", beam=Beam(16, 4), step_scorer="a:b", temperature=0.0)
     with pytest.raises(ConfigError, match="the model itself"):
-        evaluate_samples("a", Asked("calculator"), against="a")
+        evaluate_model("a", Asked("calculator"), against="a")
     assert Asked("calculator", samples=6).counts == (1, 2, 4, 6)
 
 
@@ -209,11 +211,12 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
     asked = Asked(
         "hidden_digit", tasks=6, samples=4, budgets=(2, 3), reward=f"{__file__}:long_answer", ks=(1, 4)
     )
-    summary = evaluate_samples(
+    evaluate_model(
         str(one), asked, against=str(other), out=tmp_path / "t.jsonl", report=tmp_path / "r", console=console
     )
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2 * 2 * 6 * 4
-    assert json.loads((tmp_path / "r" / "evaluation.json").read_text())["samples"] == 4
+    summary = json.loads((tmp_path / "r" / "evaluation.json").read_text())
+    assert summary["samples"] == 4
     assert {p.name for p in (tmp_path / "r").iterdir()} == {
         "evaluation.json", "evaluation.html", "samples.svg", "budgets.svg",
     }  # fmt: skip
@@ -226,7 +229,7 @@ def test_two_runs_are_compared_on_the_same_tasks(tmp_path: Path) -> None:
     assert [c["budget"] for c in summary["comparisons"]] == [2, 3]
     beam = Beam(16, 4, step_tokens=1)
     led = Asked("hidden_digit", tasks=4, seed=1, beam=beam, step_scorer=f"{__file__}:likes_3")
-    evaluate_samples(str(one), led, out=tmp_path / "led.jsonl", console=Console(file=io.StringIO()))
+    evaluate_model(str(one), led, out=tmp_path / "led.jsonl", console=Console(file=io.StringIO()))
     said = [line["messages"][-1]["content"] for line in lines(tmp_path / "led.jsonl")]
     assert len(said) == 4
     assert all("3" in text for text in said)
@@ -250,7 +253,7 @@ def test_the_crossover_of_pass_at_k_is_said_in_any_case(
     """Of every k, not of those that are printed."""
     asked = Asked("calculator", samples=4, ks=(1, 4), tasks=2)
     played = [
-        Played(name, None, rows, tuple(curve(rows, kind, asked.counts) for kind in asked.kinds), 0.0)
+        Played(name, None, Evaluation(tuple(rows), (), (0.0, 1.0), 1.0, 0.0))
         for name, solved in (("rl", trained), ("base", base))
         for rows in [tasks(*[tuple(i < n for i in range(4)) for n in solved])]
     ]

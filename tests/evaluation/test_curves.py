@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepladder.errors import ConfigError
+from stepladder.evaluation.answers import canonical
 from stepladder.evaluation.curves import (
     Curve,
     Kind,
@@ -20,7 +21,7 @@ from stepladder.evaluation.curves import (
     curve,
     task_value,
 )
-from stepladder.evaluation.samples import Sample, TaskSamples, canonical
+from stepladder.evaluation.result import Sample, TaskSamples
 from stepladder.objectives.estimators import majority_success
 from stepladder.reports.tables import wilson_interval
 
@@ -123,6 +124,14 @@ def test_where_all_tasks_agree_the_interval_is_that_of_the_count() -> None:
     assert bootstrap_interval([0.0] * 10) == wilson_interval(0, 10)
     assert bootstrap_interval([1.0] * 10) == wilson_interval(10, 10)
     assert bootstrap_interval([0.5] * 10) == wilson_interval(5, 10)
+
+
+def test_tasks_played_once_are_a_count() -> None:
+    """Three of four solved: Wilson's interval, whichever way the one sample is used."""
+    tasks = [task(RIGHT)] * 3 + [task(WRONG)]
+    kinds: tuple[Kind, ...] = ("pass", "maj", "best", "weighted")
+    for kind in kinds:
+        assert curve(tasks, kind, [1]).at(1) == Point(1, 0.75, *wilson_interval(3, 4))
 
 
 def line(*values: float) -> Curve:

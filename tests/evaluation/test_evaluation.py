@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -13,17 +14,12 @@ from hypothesis import strategies as st
 from stepladder.environments.checked import CheckedWorld
 from stepladder.environments.environment import as_world
 from stepladder.errors import ConfigError
-from stepladder.evaluation import (
-    WithExamples,
-    evaluate,
-    held_out,
-    summarise,
-)
+from stepladder.evaluation import Evaluation, WithExamples, evaluate, held_out
 from stepladder.play.agent import Act, Record
 from stepladder.play.player import Player
 from stepladder.play.rollout import Limits, with_success
 from stepladder.reports.tables import wilson_interval
-from stepladder.types import Failure, Message, Reset, Score, Step, Task, ToolCall, Trajectory
+from stepladder.types import Failure, Group, Message, Reset, Score, Step, Task, ToolCall, Trajectory
 
 
 def trajectory(
@@ -86,10 +82,23 @@ def test_impossible_counts_are_refused(k: int, n: int) -> None:
         wilson_interval(k, n)
 
 
+class Known:
+    """A player of whose tasks the episodes are known."""
+
+    async def play(self, tasks: Sequence[tuple[str, Task]], **options: Any) -> list[Group]:
+        return [Group(name, task, (task.data["episode"],)) for name, task in tasks]
+
+
+def counted(played: Sequence[Trajectory]) -> Evaluation:
+    tasks = [Task(str(i), "test", t.task.domain, data={"episode": t}) for i, t in enumerate(played)]
+    player: Any = Known()
+    return asyncio.run(evaluate(player, tasks, temperature=0.0, seed=0))
+
+
 def test_ten_tasks_three_crashes_seven_right_is_seventy_percent() -> None:
     """Fault 116: failures stay in the denominator."""
     played = [trajectory(1.0)] * 7 + [trajectory(None, failure=BROKEN)] * 3
-    result = summarise(played, 0.0, 1.0)
+    result = counted(played)
     assert (result.n, result.solved, result.failed) == (10, 7, 3)
     assert result.success == 0.7
     assert result.interval == wilson_interval(7, 10)
@@ -103,7 +112,7 @@ def test_families_truncation_and_tools_are_counted_per_episode() -> None:
         trajectory(0.0, domain="b", stop="length"),
         trajectory(None, domain="b", failure=BROKEN, stop="failed"),
     ]
-    result = summarise(played, 0.5, 1.0)
+    result = counted(played)
     assert result.by_domain == {"a": (1, 2), "b": (0, 2)}
     assert result.tool_rate == 0.25
     assert result.truncated == 1
@@ -131,7 +140,7 @@ def test_what_success_is(what: Trajectory, right: bool) -> None:
 
 def test_nothing_to_count_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one task"):
-        summarise([], 0.0, 0.0)
+        counted([])
 
 
 class Fragile:

@@ -13,7 +13,7 @@ from interruptions import Crash, at_call, crash
 from spine import digit_recipe
 
 from stepladder import ladder
-from stepladder.commands.playground import table_recipe
+from stepladder.commands.playground import playground_recipe
 from stepladder.environments.worlds.hidden_digit import HiddenDigitWorld
 from stepladder.errors import ConfigError
 from stepladder.recipe.config import load_recipe
@@ -70,7 +70,7 @@ def test_a_run_with_relative_paths_is_resumed_and_evaluated_from_another_folder(
     assert recorded["sft"]["data"] == str(here / "rows.jsonl")
     # `eval` keeps a run's options where the same world is asked for, named as it was.
     monkeypatch.chdir(here)
-    again = table_recipe("runs/run", "world.py:Mine", (), seed=0, endpoint_model="")
+    again = playground_recipe("runs/run", "world.py:Mine", (), seed=0, endpoint_model="")
     assert again.environment.rewards == (f"{here / 'world.py'}:nothing",)
 
 
