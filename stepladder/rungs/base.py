@@ -20,7 +20,9 @@ from stepladder.policies.optimizer import MasterOptimizer, trainable
 from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
 from stepladder.run.interrupt import uninterrupted
+from stepladder.rungs.preview import Preview
 from stepladder.rungs.run import Run
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources
 
 
@@ -58,6 +60,14 @@ class Rung:
     @classmethod
     def check_policy(cls, recipe: CommonRecipe, policy: Policy) -> None:
         """Raise ConfigError where the rung cannot work with this policy; called once it is loaded."""
+
+    @classmethod
+    def preview(cls, bench: Workbench, samples: int) -> Preview | None:
+        """Return the first `samples` as they will be trained, for `stepladder inspect`.
+
+        None where there are none before the rungs below are climbed.
+        """
+        return None
 
     @property
     def step(self) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from spine import digit_recipe
 
-from stepladder.commands.inspect import coloured
+from stepladder.rungs.coloured import coloured
 from stepladder.types import Message, TrainingSample
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.prepare import prepare
@@ -41,7 +41,7 @@ def styles(text: Text) -> list[tuple[str, str]]:
 
 def test_each_author_has_a_colour(bench: Workbench) -> None:
     sample = demonstration(bench, TALK)
-    text = coloured(bench, sample, 1.0, TALK, turns=2)
+    text = coloured(bench.renderer, sample, 1.0, TALK, turns=2)
     assert text.plain == bench.renderer.decode(sample.token_ids)
     assert styles(text) == [
         ("<|bos|><|user|>", "dim"),
@@ -57,15 +57,15 @@ def test_each_author_has_a_colour(bench: Workbench) -> None:
 
 @pytest.mark.parametrize(("advantage", "style"), [(0.5, "green"), (-0.5, "red"), (0.0, "yellow")])
 def test_the_policys_tokens_show_their_advantage(bench: Workbench, advantage: float, style: str) -> None:
-    shown = styles(coloured(bench, demonstration(bench, TALK), advantage, TALK, turns=2))
+    shown = styles(coloured(bench.renderer, demonstration(bench, TALK), advantage, TALK, turns=2))
     assert [piece for piece, found in shown if found == style] == ["S<|end|>", "4<|end|>"]
 
 
 def test_an_assistants_turn_that_is_not_trained_and_context_that_is(bench: Workbench) -> None:
-    last = styles(coloured(bench, demonstration(bench, TALK, "last_turn"), 1.0, TALK, turns=2))
+    last = styles(coloured(bench.renderer, demonstration(bench, TALK, "last_turn"), 1.0, TALK, turns=2))
     assert ("S<|end|>", "blue") in last
     assert ("4<|end|>", "green") in last
-    full = styles(coloured(bench, demonstration(bench, TALK, "full"), 1.0, TALK, turns=2))
+    full = styles(coloured(bench.renderer, demonstration(bench, TALK, "full"), 1.0, TALK, turns=2))
     assert ("?", "cyan underline") in full
     assert full[0] == ("<|bos|>", "dim")  # the first token has nothing to be predicted from
 
@@ -76,7 +76,7 @@ def test_assistant_messages_of_the_prompt_are_not_the_policys(bench: Workbench) 
     sample = demonstration(bench, talk, "last_turn")
     turn_ids = tuple(0 if t == 2 else -1 for t in sample.turn_ids)
     opened = TrainingSample(sample.token_ids, sample.mask, sample.behaviour_logprobs, "t", turn_ids, "g")
-    shown = styles(coloured(bench, opened, 1.0, talk, turns=1))
+    shown = styles(coloured(bench.renderer, opened, 1.0, talk, turns=1))
     assert [piece for piece, style in shown if style == "blue"] == ["S", "4"]
     assert [piece for piece, style in shown if style == "cyan"] == ["?", "3", "?"]
     assert [piece for piece, style in shown if style == "green"] == ["2<|end|>"]
@@ -84,7 +84,7 @@ def test_assistant_messages_of_the_prompt_are_not_the_policys(bench: Workbench) 
 
 def test_what_cannot_be_placed_is_dim(bench: Workbench) -> None:
     sample = demonstration(bench, TALK)
-    shown = styles(coloured(bench, sample, 1.0, (), turns=2))
+    shown = styles(coloured(bench.renderer, sample, 1.0, (), turns=2))
     assert {style for _, style in shown} == {"dim", "green"}
 
 

@@ -29,6 +29,7 @@ from stepladder.rungs.preference.data import (
     preference_rows,
     with_reference,
 )
+from stepladder.rungs.preference.preview import first_answers
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
 from stepladder.rungs.preference.rows import check_rows
 from stepladder.rungs.preference.update import (
@@ -44,8 +45,10 @@ from stepladder.rungs.preference.update import (
     score,
     score_pairs,
 )
+from stepladder.rungs.preview import Preview
 from stepladder.rungs.run import Run
 from stepladder.types import TrainingSample
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.memory import MemoryLimit
 from stepladder.workbench.sources import Sources
 
@@ -159,6 +162,10 @@ class PreferenceRung(Rung):
             longest=both_sides_limit(section.max_prompt_tokens, section.max_completion_tokens),
             keeps_best=bool(section.validation),
         )
+
+    @classmethod
+    def preview(cls, bench: Workbench, samples: int) -> Preview | None:
+        return first_answers(bench, cls.section_of(bench.recipe), samples)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

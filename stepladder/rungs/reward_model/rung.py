@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from rich.text import Text
+
 from stepladder.environments.checked import CheckedWorld
 from stepladder.planning.needs import Needs
 from stepladder.policies.heads import ScoredModel
@@ -14,6 +16,7 @@ from stepladder.policies.reward_folder import RewardInfo
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.rungs.epochs import Metrics
+from stepladder.rungs.preview import Preview, Shown
 from stepladder.rungs.reward_model.ranking_data import check_rows, ranked_data
 from stepladder.rungs.reward_model.ranking_update import (
     Ranked,
@@ -22,6 +25,7 @@ from stepladder.rungs.reward_model.ranking_update import (
     score_statistics,
 )
 from stepladder.rungs.reward_model.scoring import ScoringRung
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources
 
 
@@ -39,6 +43,23 @@ class RewardModelRung(ScoringRung):
         made = max(1, section.pairs - section.validation) if section.pairs else 0
         steps = section.epochs * math.ceil(made / section.batch_size) if made else None
         return replace(super().needs(section), answers=2, steps=steps)
+
+    @classmethod
+    def preview(cls, bench: Workbench, samples: int) -> Preview:
+        """Return the first answers, the best of each prompt first; the score is read at the last token."""
+        notes: list[str] = []
+        settings, seed = cls.section_of(bench.recipe), bench.recipe.run.seed
+        train, held = ranked_data(bench, settings, seed=seed, report=lambda text, _: notes.append(text))
+        answers = [(row, k, sample) for row in train for k, sample in enumerate(row.samples)]
+        first = []
+        for row, k, sample in answers[:samples]:
+            beaten = sum(k == better for better in row.better)
+            style = "green" if beaten else "red"
+            text = Text(bench.renderer.decode(sample.token_ids[:-1]), style)
+            text.append(bench.renderer.decode(sample.token_ids[-1:]), f"{style} underline")
+            first.append(Shown(sample.group_id, f"better than {beaten} of {len(row.samples) - 1}", text))
+        headline = f"{cls.name}: {len(train)} rows to train on, {len(held)} held out"
+        return Preview(headline, notes, first)
 
     @property
     def settings(self) -> RewardModelSection:

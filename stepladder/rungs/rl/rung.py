@@ -20,11 +20,13 @@ from stepladder.recipe.rl import RlSection
 from stepladder.recipe.rl_parts import CriticSection
 from stepladder.rungs.base import POLICY, Rung
 from stepladder.rungs.demonstrations import sft_data
+from stepladder.rungs.preview import Preview
 from stepladder.rungs.reference import frozen_reference, refresh_reference
 from stepladder.rungs.requirements import require_judge
 from stepladder.rungs.rl.critic import Critic
 from stepladder.rungs.rl.group_stream import GroupStream
 from stepladder.rungs.rl.loop import RlParts, run_rl
+from stepladder.rungs.rl.preview import first_batch
 from stepladder.rungs.rl.replay import Replay
 from stepladder.rungs.rl.state import RlState, horizon
 from stepladder.rungs.rl.stream import close_stream, open_stream, put_back, stream_state
@@ -32,6 +34,7 @@ from stepladder.rungs.rl.watch.watch import Watch
 from stepladder.rungs.run import Run
 from stepladder.rungs.tasks import TaskSampler, levels_of
 from stepladder.types import Group
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources
 
 REFERENCE = "reference.safetensors"
@@ -65,6 +68,11 @@ class RlRung(Rung):
             plays_ahead=section.max_staleness > 0,
             updates=section.updates_per_batch,
         )
+
+    @classmethod
+    def preview(cls, bench: Workbench, samples: int) -> Preview:
+        settings: RlSection = cls.section_of(bench.recipe)
+        return first_batch(bench, settings, own_advantage(settings), samples)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

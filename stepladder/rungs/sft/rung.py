@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from stepladder.data.files.records import Demonstration
 from stepladder.environments.checked import CheckedWorld
 from stepladder.planning.needs import Needs
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.sft import SftSection
+from stepladder.rungs.coloured import shown
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.fitting import FittingRung
+from stepladder.rungs.preview import Preview
 from stepladder.rungs.sft_rows import check_rows
+from stepladder.workbench.bench import Workbench
 from stepladder.workbench.sources import Sources
 
 
@@ -34,6 +38,17 @@ class SftRung(FittingRung):
             longest=section.max_tokens,
             keeps_best=bool(section.validation),
         )
+
+    @classmethod
+    def preview(cls, bench: Workbench, samples: int) -> Preview:
+        data = sft_data(bench, cls.section_of(bench.recipe), seed=bench.recipe.run.seed)
+        first = []
+        for sample in data.train[:samples]:
+            row = data.rows.train[int(sample.trajectory_id.removeprefix("demo-"))]
+            messages = row.messages if isinstance(row, Demonstration) else ()
+            first.append(shown(bench.renderer, sample, sample.trajectory_id, 1.0, messages))
+        headline = f"{cls.name}: {len(data.train)} samples to train on, {len(data.held)} held out"
+        return Preview(headline, [data.text], first)
 
     def climb(self) -> None:
         run = self.run
