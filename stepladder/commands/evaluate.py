@@ -24,11 +24,10 @@ from stepladder.evaluation.summary import Played, summarised
 from stepladder.play.agent import Agents
 from stepladder.plugins import load_object
 from stepladder.reports.evaluation import evaluation_page, evaluation_plots
-from stepladder.rewards.reward import Reward, as_reward
 from stepladder.run.progress import Display
 from stepladder.run.records import to_json
 from stepladder.types import Message
-from stepladder.workbench.model_rewards import model_reward, names_model
+from stepladder.workbench.model_rewards import model_reward, named_reward, names_model
 
 
 def evaluate_model(
@@ -69,7 +68,7 @@ def _play(model: str, asked: Asked) -> list[Played]:
     recipe = playground_recipe(
         model, asked.environment, asked.overrides, seed=asked.seed, endpoint_model=asked.endpoint_model
     )
-    reward = _reward(asked.reward) if asked.reward else None
+    reward = named_reward(asked.reward) if asked.reward else None
     answer = load_object(asked.answer, what="answer reader") if asked.answer else answer_of
     found = []
     with open_playground(recipe, model, asked.endpoint_model) as opened:
@@ -112,10 +111,6 @@ def _agents(opened: Playground, asked: Asked, budget: int | None) -> Agents:
         max_tokens=budget or limits.max_tokens,
         max_context=limits.max_context,
     )
-
-
-def _reward(text: str) -> Reward:
-    return model_reward(text) if names_model(text) else as_reward(text)
 
 
 def step_scorer(text: str) -> StepScorer:

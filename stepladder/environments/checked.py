@@ -65,6 +65,15 @@ class CheckedWorld:
             ) from error
         return to_task(task, split=split, index=i, where=f"get() of {self.name}")
 
+    async def opening(self) -> Reset:
+        """Begin an episode and end it: return what a model is shown first, and its tools."""
+        splits = self.splits()
+        task = self.get("train" if "train" in splits else splits[0], 0)
+        environment = self.make()
+        reset = await environment.reset(task, seed=task.seed)
+        await environment.close()
+        return reset
+
     @property
     def demonstrates(self) -> bool:
         """Has the world a `demonstrations(count, seed)`?"""

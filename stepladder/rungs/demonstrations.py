@@ -14,7 +14,7 @@ from stepladder.recipe.sft import SftSection
 from stepladder.rungs.long_rows import refuse_overlong
 from stepladder.rungs.row_errors import naming
 from stepladder.rungs.sft_rows import Row, SftRows, file_rows, made_conversations
-from stepladder.types import Tool, TrainingSample
+from stepladder.types import TrainingSample
 from stepladder.workbench.bench import Workbench
 
 REMEDY = (
@@ -62,7 +62,7 @@ def sft_data(bench: Workbench, settings: SftSection, *, seed: int, remedy: str =
 
 
 def _made(bench: Workbench, settings: SftSection, seed: int) -> SftRows:
-    tools = opening_tools(bench)
+    tools = bench.runner.run(bench.world.opening()).tools
     train, held, said = bench.sources.once(made_conversations, bench.world, settings, seed)
     rows = [[Demonstration(tuple(c), tools) for c in part] for part in (train, held)]
     return SftRows([*rows[0]], [*rows[1]], said)
@@ -112,18 +112,3 @@ def _row_samples(
         fitted = cut
     tally.keep(fitted, left_out=len(samples) - len(fitted))
     return [f.sample for f in fitted]
-
-
-def opening_tools(bench: Workbench) -> tuple[Tool, ...]:
-    """The tools that an episode of this world begins with, found by beginning one."""
-    world = bench.world
-    split = "train" if "train" in world.splits() else next(iter(world.splits()))
-    task = world.get(split, 0)
-    environment = world.make()
-
-    async def look() -> tuple[Tool, ...]:
-        reset = await environment.reset(task, seed=task.seed)
-        await environment.close()
-        return reset.tools
-
-    return bench.runner.run(look())

@@ -14,7 +14,7 @@ from stepladder.policies.conversation_scorer import ConversationScorer
 from stepladder.policies.pretrained import DType
 from stepladder.recipe.config import scoring_kinds
 from stepladder.rewards.model import ProcessRewardModel, RewardModel
-from stepladder.rewards.reward import Reward
+from stepladder.rewards.reward import Reward, as_reward
 
 KINDS = scoring_kinds()
 OPTIONS = {"outcome": ("combine", "normalise"), "process": ("combine", "aggregation")}
@@ -22,12 +22,17 @@ SECONDS = 600.0  # one call scores a whole group, on a CPU perhaps
 
 
 def names_model(text: str) -> bool:
-    """Is `text` such as "reward_model:PATH" rather than an import path?"""
+    """Return whether `text` is such as "reward_model:PATH" rather than an import path."""
     return text.partition(":")[0] in KINDS
 
 
+def named_reward(text: str, *, dtype: DType = "auto", device: str = "auto") -> Reward:
+    """Return the reward that `text` names: a trained model, see `model_reward`, or a function to import."""
+    return model_reward(text, dtype=dtype, device=device) if names_model(text) else as_reward(text)
+
+
 def model_reward(text: str, *, dtype: DType = "auto", device: str = "auto") -> Reward:
-    """The reward that "KIND:PATH[,PATH...][?option=value&...]" names.
+    """Return the reward that "KIND:PATH[,PATH...][?option=value&...]" names.
 
     KIND is reward_model (combine, normalise) or process_reward_model (combine, aggregation). Several paths
     are an ensemble. Raises ConfigError for an unknown option or a model of the other kind, and what

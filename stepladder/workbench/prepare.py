@@ -23,11 +23,11 @@ from stepladder.policies.tiny import tiny_model
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.run import ModelSection
-from stepladder.rewards.reward import as_reward, score_group
+from stepladder.rewards.reward import score_group
 from stepladder.types import Group
 from stepladder.workbench.bench import Workbench
 from stepladder.workbench.engine import check_engine, make_engine, trains_while_playing
-from stepladder.workbench.model_rewards import model_reward, names_model
+from stepladder.workbench.model_rewards import named_reward
 from stepladder.workbench.sources import Sources
 
 
@@ -204,8 +204,7 @@ def make_scorer(recipe: CommonRecipe) -> Scorer | None:
         return None
     model: Any = resolved(recipe.model)
     rewards = [
-        model_reward(path, dtype=model.dtype, device=model.device) if names_model(path) else as_reward(path)
-        for path in recipe.environment.rewards
+        named_reward(path, dtype=model.dtype, device=model.device) for path in recipe.environment.rewards
     ]
 
     async def score(group: Group) -> Group:

@@ -14,7 +14,6 @@ from stepladder.data.samples import preference_samples, unpaired_samples
 from stepladder.errors import DataError
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.run.training_files import PAIRS
-from stepladder.rungs.demonstrations import opening_tools
 from stepladder.rungs.epochs import shuffled, shuffled_batches
 from stepladder.rungs.long_rows import refuse_overlong, too_long
 from stepladder.rungs.preference.reference_logprobs import ReferenceLog
@@ -70,7 +69,7 @@ def preference_rows(
     if settings.data is None:
         pairs = bench.sources.once(bench.world.preferences, settings.pairs, seed)
         rows = [side for pair in pairs for side in both_sides(pair)] if settings.loss == "kto" else [*pairs]
-        tools = opening_tools(bench)
+        tools = bench.runner.run(bench.world.opening()).tools
         rows = [row if row.tools else replace(row, tools=tools) for row in rows]
     else:
         path = folder / PAIRS if settings.data == EARLIER_RUNG else Path(settings.data)
