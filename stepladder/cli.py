@@ -32,6 +32,16 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="overrides such as rl.steps=20 model.name=./my-model")
 ]
+PlayedModel = Annotated[
+    str, typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint")
+]
+PlayedWorld = Annotated[str, typer.Option(help="the environment: a name or an import path")]
+PlayOverrides = Annotated[
+    list[str] | None, typer.Argument(help="overrides such as rollout.max_turns=4 model.dtype=float32")
+]
+Split = Annotated[str, typer.Option(help="the split that tasks are taken from")]
+Seed = Annotated[int, typer.Option(help="the seed of sampling")]
+EndpointModel = Annotated[str, typer.Option(help="the name of the model at an endpoint")]
 
 
 @app.command()
@@ -55,10 +65,10 @@ def plan(
     recipe: Annotated[str, typer.Argument(help="a bundled recipe's name, a TOML file, or a run folder")],
     overrides: Overrides = None,
 ) -> None:
-    """What a recipe will take, before anything is loaded: parameters, memory by part, time a step.
+    """Show what a recipe will take before anything is loaded: parameters, memory by part, time per step.
 
-    Estimated from the recipe and the model's config.json, and from two rates measured in under a second. Of
-    a run folder: beside what the run measured.
+    It is estimated from the recipe and the model's config.json, and from two rates that are measured in under
+    a second. For a run folder it stands beside what the run measured.
     """
     from stepladder.planning.command import plan_command
     from stepladder.rungs.registry import needs_of
@@ -90,39 +100,47 @@ def recipes() -> None:
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[
-        str,
-        typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint"),
-    ],
-    env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="overrides such as rollout.max_turns=4 model.dtype=float32"),
-    ] = None,
-    tasks: Annotated[int, typer.Option(help="how many held-out tasks")] = 100,
-    split: Annotated[str, typer.Option(help="which split")] = "test",
+    model: PlayedModel,
+    env: PlayedWorld,
+    overrides: PlayOverrides = None,
+    tasks: Annotated[int, typer.Option(help="how many tasks are played, the first of the split")] = 100,
+    split: Split = "test",
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; unset: 0, and 1 with several samples")
+        float | None, typer.Option(help="0 is greedy; by default 0, and 1 with several samples")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of sampling")] = 0,
-    samples: Annotated[int, typer.Option(min=1, help="episodes of each task: pass@k and votes")] = 1,
-    k: Annotated[str, typer.Option(help="sample counts of the curves, such as 1,4,16")] = "",
-    against: Annotated[str, typer.Option(help="another model on the same tasks: a paired comparison")] = "",
+    seed: Seed = 0,
+    samples: Annotated[
+        int, typer.Option(min=1, help="how many episodes of each task are played, for pass@k and votes")
+    ] = 1,
+    k: Annotated[
+        str, typer.Option(help="numbers of samples that the curves are shown at, such as 1,4,16")
+    ] = "",
+    against: Annotated[
+        str, typer.Option(help="another model that plays the same tasks, for a paired comparison")
+    ] = "",
     reward: Annotated[
-        str, typer.Option(help="import path of the reward that best-of-n and weighted votes go by")
+        str, typer.Option(help="the import path of the reward that best-of-n and weighted votes go by")
     ] = "",
     answer: Annotated[
-        str, typer.Option(help="import path of a function that reads the answer of a trajectory")
+        str, typer.Option(help="the import path of a function that reads the answer of a trajectory")
     ] = "",
-    budgets: Annotated[str, typer.Option(help="sampled tokens a turn as an axis, such as 32,64,128")] = "",
-    beam: Annotated[int, typer.Option(help="samples a step of a search; 0: none")] = 0,
-    width: Annotated[int | None, typer.Option(help="the search keeps one in so many; unset: 4")] = None,
+    budgets: Annotated[
+        str, typer.Option(help="limits of sampled tokens per turn that are tried in turn, such as 32,64,128")
+    ] = "",
+    beam: Annotated[
+        int, typer.Option(help="how many samples a beam search draws per step; 0 means no search")
+    ] = 0,
+    width: Annotated[
+        int | None, typer.Option(help="the search keeps one sample in so many; by default 4")
+    ] = None,
     step_scorer: Annotated[
-        str, typer.Option(help="import path of f(messages, partials) -> scores, which leads the search")
+        str, typer.Option(help="the import path of f(messages, partials) -> scores, which leads the search")
     ] = "",
-    endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
-    out: Annotated[Path | None, typer.Option(help="write the trajectories there, as JSONL")] = None,
-    report: Annotated[Path | None, typer.Option(help="folder for evaluation.json, .html and plots")] = None,
+    endpoint_model: EndpointModel = "",
+    out: Annotated[Path | None, typer.Option(help="a file for the trajectories, as JSONL")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="a folder for evaluation.json, evaluation.html and plots")
+    ] = None,
 ) -> None:
     """Evaluate a model, or anything behind an OpenAI-compatible endpoint, on any environment."""
     if width is not None and not beam:
@@ -155,57 +173,58 @@ def evaluate(
 
 @app.command()
 def sample(
-    model: Annotated[
-        str,
-        typer.Argument(help="a run folder, a model folder, a bundled or hub name, or an http(s) endpoint"),
-    ],
-    env: Annotated[str, typer.Option(help="the environment: a name or an import path")],
+    model: PlayedModel,
+    env: PlayedWorld,
     out: Annotated[Path, typer.Option(help="a new folder for accepted.jsonl and pairs.jsonl")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="overrides such as rollout.max_turns=4 model.dtype=float32"),
-    ] = None,
-    n: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 8,
-    tasks: Annotated[int, typer.Option(min=1, help="how many tasks, the first of the split")] = 100,
-    split: Annotated[str, typer.Option(help="which split")] = "train",
-    temperature: Annotated[float, typer.Option(help="of sampling")] = 1.0,
-    seed: Annotated[int, typer.Option(help="of sampling")] = 0,
-    keep: Annotated[str, typer.Option(help="all, best, shortest or statistical")] = "all",
-    cap: Annotated[int, typer.Option(min=1, help="accepted episodes of one task at most")] = 4,
-    require: Annotated[str, typer.Option(help="solved or scored; auto: solved")] = "auto",
-    beta: Annotated[float | None, typer.Option(help="temperature of --keep statistical")] = None,
-    reward: Annotated[str, typer.Option(help="import path of a reward, added to the environment's")] = "",
-    endpoint_model: Annotated[str, typer.Option(help="the model's name at an endpoint")] = "",
+    overrides: PlayOverrides = None,
+    n: Annotated[int, typer.Option(min=1, help="how many episodes of each task are played")] = 8,
+    tasks: Annotated[
+        int, typer.Option(min=1, help="how many tasks are played, the first of the split")
+    ] = 100,
+    split: Split = "train",
+    temperature: Annotated[float, typer.Option(help="the temperature of sampling")] = 1.0,
+    seed: Seed = 0,
+    keep: Annotated[
+        str, typer.Option(help="which episodes are kept: all, best, shortest or statistical")
+    ] = "all",
+    cap: Annotated[int, typer.Option(min=1, help="how many episodes of one task are kept at most")] = 4,
+    require: Annotated[
+        str, typer.Option(help="what an episode must be to be kept: solved or scored; auto means solved")
+    ] = "auto",
+    beta: Annotated[float | None, typer.Option(help="the temperature of --keep statistical")] = None,
+    reward: Annotated[
+        str, typer.Option(help="the import path of a reward that is added to the environment's")
+    ] = "",
+    endpoint_model: EndpointModel = "",
 ) -> None:
-    """Sample episodes and keep the good ones as training files: one's own, or a teacher's."""
-    from stepladder.commands.sample import sample_files
+    """Sample episodes and keep the good ones as training files, for the model itself or for a student."""
+    from stepladder.commands.sample import SampleSettings, sample_files
 
-    sample_files(
-        model,
+    settings = SampleSettings(
         environment=env,
+        selection={"keep": keep, "cap": cap, "require": require, "beta": beta},
         overrides=overrides or [],
-        out=out,
         n=n,
         tasks=tasks,
         split=split,
         temperature=temperature,
         seed=seed,
-        selection={"keep": keep, "cap": cap, "require": require, "beta": beta},
         reward=reward or None,
         endpoint_model=endpoint_model,
     )
+    sample_files(model, settings, out=out)
 
 
 @app.command()
 def inspect(
     recipe: Annotated[str, typer.Argument(help="a bundled recipe's name, or a TOML file")],
     overrides: Overrides = None,
-    samples: Annotated[int, typer.Option(help="how many samples to show")] = 3,
+    samples: Annotated[int, typer.Option(help="how many samples of each rung are shown")] = 3,
 ) -> None:
     """Show the first batch as coloured tokens: who wrote each, what is trained, with which advantage.
 
-    Dim: the chat template. Cyan: the prompt. Magenta: the environment and its tools. Blue: an assistant, not
-    trained. Green, red, yellow: trained, or sampled with an advantage above, below or of 0.
+    The chat template is dim, the prompt cyan, the environment and its tools magenta, and an assistant that is
+    not trained blue. What is trained is green, red or yellow: its advantage is above, below or exactly 0.
     """
     from stepladder.recipe.config import load_recipe
 
@@ -218,9 +237,11 @@ def inspect(
 @app.command()
 def chat(
     model: Annotated[str, typer.Argument(help="a run folder, a model folder, or a bundled name")],
-    env: Annotated[str | None, typer.Option(help="whose tools; default: those of the run")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="the environment whose tools are used; by default that of the run")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="a turn")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="the most tokens that the model may sample per turn")] = 256,
 ) -> None:
     """Talk to a model in the terminal; its tool calls are really executed."""
     from stepladder.commands.chat import chat_with
@@ -257,7 +278,7 @@ def version() -> None:
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Comma-separated whole numbers."""
+    """Return the comma-separated whole numbers of an option."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a model plays with outside a run: its world, its agents and an event loop, local or at an endpoint."""
+"""What a model is played with outside a run: world, agents and an event loop, local or at an endpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepladder.workbench.prepare import limits_of, make_scorer, make_world, pre
 
 
 class Playground(NamedTuple):
-    """What episodes are played with, and where; `bench` is there for a local model only."""
+    """What episodes are played with, and where. `bench` is None for a model at an endpoint."""
 
     runner: LoopThread
     player: Player
@@ -42,7 +42,10 @@ def playground_recipe(
     endpoint_model: str,
     rewards: Sequence[str] = (),
 ) -> EvalRecipe:
-    """The sections that a model is played with. Raises ConfigError for an endpoint without a model's name."""
+    """Return the sections that a model is played with; a run brings its own limits, and options of its world.
+
+    Raises ConfigError for an endpoint without a model's name.
+    """
     sections: dict[str, Any] = {"environment": {"name": environment}, "run": {"seed": seed}}
     if is_endpoint(model):
         if not endpoint_model:
@@ -57,7 +60,7 @@ def playground_recipe(
 
 
 def is_endpoint(model: str) -> bool:
-    """Is this an address instead of a model?"""
+    """Return whether `model` is an address."""
     return model.startswith(("http://", "https://"))
 
 
@@ -93,13 +96,13 @@ def open_playground(recipe: EvalRecipe, model: str, endpoint_model: str) -> Iter
 
 
 def run_sections(path: Path) -> dict[str, Any]:
-    """The [environment] and [rollout] sections of a run; of one on files alone there is no environment."""
+    """Return the [environment] and [rollout] sections of a run; one on files alone has no environment."""
     data = read_recipe(path)
     return {key: data[key] for key in ("environment", "rollout") if key in data}
 
 
 def _trained_with(model: str, environment: str) -> dict[str, Any]:
-    """A run is evaluated under the limits it was trained with, and in its world under the same options."""
+    """Return the limits that a run was trained with and, where it is the same world, its options."""
     if not (Path(model) / RECIPE).is_file():
         return {"environment": {"name": environment}}
     sections = run_sections(Path(model))

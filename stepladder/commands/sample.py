@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,67 +27,66 @@ from stepladder.types import Group
 BATCH = 16  # tasks played between two writes
 
 
-def sample_files(
-    model: str,
-    *,
-    environment: str,
-    overrides: Sequence[str],
-    out: Path,
-    n: int,
-    tasks: int,
-    split: str,
-    temperature: float,
-    seed: int,
-    selection: Mapping[str, Any],
-    reward: str | None,
-    endpoint_model: str,
-    console: Console | None = None,
-) -> dict[str, int]:
-    """Write accepted.jsonl, pairs.jsonl and trajectories.jsonl into `out`; returns the tally.
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    """What is played, and what of it is kept; `selection` holds the keys of `Selection`."""
 
-    Stopped, or asked for more tasks, it goes on with the files that the same settings wrote. Raises
-    ConfigError where `out` holds others, or all that is asked for, and for a selection that contradicts
-    itself.
+    environment: str
+    selection: Mapping[str, Any]
+    overrides: Sequence[str] = ()
+    n: int = 8
+    tasks: int = 100
+    split: str = "train"
+    temperature: float = 1.0
+    seed: int = 0
+    reward: str | None = None
+    endpoint_model: str = ""
+
+    def note(self, model: str, chosen: Selection) -> dict[str, Any]:
+        """Return what another command must share to go on with the files of this one."""
+        shared = {k: v for k, v in asdict(self).items() if k not in ("tasks", "endpoint_model")}
+        # The same model may be served elsewhere now.
+        name = self.endpoint_model if is_endpoint(model) else model
+        return {**shared, "model": name, "selection": chosen.model_dump()}
+
+
+def sample_files(
+    model: str, settings: SampleSettings, *, out: Path, console: Console | None = None
+) -> dict[str, int]:
+    """Write accepted.jsonl, pairs.jsonl and trajectories.jsonl into `out`; return the tally.
+
+    When it was stopped, or is asked for more tasks, it goes on with the files that the same settings wrote.
+    Raises ConfigError where `out` holds others, or all that is asked for, and for a selection that
+    contradicts itself.
     """
-    chosen = _selection(selection)
-    asked = {
-        "model": endpoint_model if is_endpoint(model) else model,  # the same one may serve elsewhere now
-        "environment": environment,
-        "overrides": overrides,
-        "n": n,
-        "split": split,
-        "temperature": temperature,
-        "seed": seed,
-        "selection": chosen.model_dump(),
-        "reward": reward,
-    }
-    note = SampleNote.open(out, asked, tasks)
+    s, chosen = settings, _selection(settings.selection)
+    note = SampleNote.open(out, s.note(model, chosen), s.tasks)
     recipe = playground_recipe(
         model,
-        environment,
-        overrides,
-        seed=seed,
-        endpoint_model=endpoint_model,
-        rewards=[reward] if reward else [],
+        s.environment,
+        s.overrides,
+        seed=s.seed,
+        endpoint_model=s.endpoint_model,
+        rewards=[s.reward] if s.reward else [],
     )
-    with open_playground(recipe, model, endpoint_model) as opened:
-        todo = held_out(opened.player.world, split, tasks)
+    with open_playground(recipe, model, s.endpoint_model) as opened:
+        todo = held_out(opened.player.world, s.split, s.tasks)
         display = Display(console)
-        display.start("evaluating", tasks * n, note.done * n, unit="episodes")
+        display.start("evaluating", s.tasks * s.n, note.done * s.n, unit="episodes")
         out.mkdir(parents=True, exist_ok=True)
         note.save()
-        for start in range(note.done, tasks, BATCH):
+        for start in range(note.done, s.tasks, BATCH):
             groups = opened.play(
                 [(f"sample-{task.id}", task) for task in todo[start : start + BATCH]],
-                group_size=n,
-                temperature=temperature,
-                seed=seed,
+                group_size=s.n,
+                temperature=s.temperature,
+                seed=s.seed,
                 on_trajectory=display.trajectory,
             )
             refuse_dead_world(groups, again="the same command goes on from here")
-            _add(note, groups, chosen, seed)
+            _add(note, groups, chosen, s.seed)
         display.stop()
-    (console or Console()).print(f"{told(note.tally, n)}\n{out / ACCEPTED}\n{out / PAIRS}", highlight=False)
+    (console or Console()).print(f"{told(note.tally, s.n)}\n{out / ACCEPTED}\n{out / PAIRS}", highlight=False)
     return note.tally
 
 

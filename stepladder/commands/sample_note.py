@@ -22,9 +22,9 @@ FILES = (ACCEPTED, PAIRS, "trajectories.jsonl")
 
 @dataclass(slots=True)
 class SampleNote:
-    """What is in the folder: `done` tasks, in files of so many bytes; what lies behind them was half written.
+    """What is in the folder: `done` tasks, in files of so many bytes. What lies behind those is half written.
 
-    `asked`: the settings that another command must share to go on with them.
+    Another command goes on with them where it shares the settings `asked`.
     """
 
     folder: Path

@@ -50,13 +50,13 @@ class Asked:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The k of the curves: as asked, else the powers of 2 up to the samples, and all of them."""
+        """Return the k of the curves: as asked, else the powers of 2 up to the samples, and all of them."""
         powers = [2**i for i in range(20) if 2**i <= self.samples]
         return tuple(sorted(set(self.ks or (*powers, self.samples))))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The ways of using samples that make sense of what is asked."""
+        """Return the ways of using samples that make sense of what is asked."""
         if self.samples == 1:
             return ("pass",)
         return ("pass", "maj", "best", "weighted") if self.reward else ("pass", "maj")

@@ -24,7 +24,7 @@ StepScorer = Callable[[Sequence[Message], Sequence[str]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """`num_samples` (N) continuations a step, of which one in `width` (M) is kept; N divisible by M."""
+    """`num_samples` (N) continuations per step, of which one in `width` (M) is kept; M divides N."""
 
     num_samples: int = 16
     width: int = 4
@@ -41,7 +41,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A solution so far. `done`: the model ended it itself. `score` is that of its last step."""
+    """A solution so far. It is `done` when the model ended it. `score` is that of its last step."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -56,7 +56,7 @@ Score = Callable[[Sequence[str]], Sequence[float]]
 async def beam_search(
     extend: Extend, score: Score, beam: Beam, *, max_steps: int, seed: int
 ) -> tuple[Partial, ...]:
-    """The kept solutions, the best first; `extend(partial, seed)` samples one step more.
+    """Return the kept solutions, the best first; `extend(partial, seed)` samples one more step.
 
     A finished solution keeps its place as long as its score does. Among equals the one sampled first stays.
     Ends when all that is kept is finished, or after `max_steps`.
@@ -138,7 +138,7 @@ class BeamAgent(PolicyAgent):
         return Act(conversation.add_turn(generation, sampling), reason)
 
     def _one_step(self, partial: Partial, generation: Generation) -> Partial:
-        """What was sampled, up to the first token that holds the separator."""
+        """Return what was sampled, up to the first token that holds the separator."""
         ids: list[int] = []
         for token in generation.token_ids:
             ids.append(token)
@@ -150,7 +150,7 @@ class BeamAgent(PolicyAgent):
         return Partial(whole, self.renderer.decode(shown), done)
 
     def close(self) -> None:
-        """Every step closed its own session."""
+        """Do nothing: every step closed its own session."""
 
 
 def beam_agents(
@@ -163,7 +163,7 @@ def beam_agents(
     max_tokens: int,
     max_context: int,
 ) -> Agents:
-    """Agents that search in `engine`."""
+    """Return agents that search in `engine`."""
 
     def make(key: str) -> BeamAgent:
         return BeamAgent(

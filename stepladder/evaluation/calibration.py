@@ -22,7 +22,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`ece`: Σ n_bin/n · |accuracy − confidence|. `gap` > 0: sure of more than is right."""
+    """`ece` is Σ n_bin/n · |accuracy − confidence|. Where `gap` > 0, the model is surer than right."""
 
     n: int
     ece: float
@@ -31,7 +31,9 @@ class Calibration:
 
 
 def calibration(tasks: Sequence[TaskSamples], *, bins: int = 10) -> Calibration:
-    """Over tasks: confidence is the majority's share of *all* episodes, right or wrong is that answer's.
+    """Return how sure of their majority answers tasks are, and how often these are right.
+
+    Confidence is the majority's share of *all* episodes.
 
     An episode without an answer votes for nobody, so a task without any answer has confidence 0.
     """

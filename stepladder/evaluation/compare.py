@@ -15,8 +15,9 @@ from stepladder.reports.tables import sign_test, wilson_interval
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`one` minus `other`, mean share of solved samples a task (or its pass@k). `p`: two-sided, of equal
-    models.
+    """`one` minus `other`, each the mean over tasks of the share of solved samples, or of pass@k.
+
+    `p` is the two-sided p-value of the hypothesis that the models are equal.
 
     `better`, `worse`, `equal` count tasks by the sign of their difference. `interval` holds the true
     difference in 95 % of repetitions with other tasks (paired bootstrap; where all tasks differ by the same,
@@ -70,7 +71,7 @@ def compare(
 def by_domain(
     one: Sequence[TaskSamples], other: Sequence[TaskSamples], *, seed: int = 0
 ) -> dict[str, Comparison]:
-    """The comparison within each family of tasks: what was gained here, and lost elsewhere."""
+    """Compare within each domain: what was gained here, and lost elsewhere."""
     domains = dict.fromkeys(t.domain for t in one)
     return {
         d: compare([t for t in one if t.domain == d], [t for t in other if t.domain == d], seed=seed)

@@ -25,7 +25,7 @@ from stepladder.objectives.estimators import majority_vote, pass_at_k, weighted_
 from stepladder.reports.tables import wilson_interval
 
 Kind = Literal["pass", "maj", "best", "weighted"]
-DRAWS = 200  # subsets a task over which a vote of k < n is averaged
+DRAWS = 200  # subsets of a task over which a vote of k < n is averaged
 RESAMPLES = 2000
 
 
@@ -68,7 +68,7 @@ def curve(tasks: Sequence[TaskSamples], kind: Kind, ks: Sequence[int], *, seed: 
 
 
 def task_value(task: TaskSamples, kind: Kind, k: int, *, seed: int = 0) -> float:
-    """The chance that k of the task's samples, drawn without replacement, end in a right answer."""
+    """Return the chance that k of the task's samples, drawn without replacement, end in a right answer."""
     n = len(task.samples)
     if not 1 <= k <= n:
         raise ConfigError(f"k={k} of the {n} samples of task {task.task}; draw more: --samples {k}")
@@ -83,7 +83,7 @@ def task_value(task: TaskSamples, kind: Kind, k: int, *, seed: int = 0) -> float
 
 
 def best_of_k(samples: Sequence[Sample], k: int) -> float:
-    """P(the highest-scored of k drawn without replacement is right), exactly.
+    """Return P(the highest-scored of k drawn without replacement is right), exactly.
 
     With m samples scored at most s, C(m, k)/C(n, k) of the subsets have no higher score; the difference
     between neighbouring scores is how often the best has score s, and equals among them are equally likely.
@@ -105,10 +105,10 @@ def best_of_k(samples: Sequence[Sample], k: int) -> float:
 def bootstrap_interval(
     values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of `values` in [0, 1], resampling tasks.
+    """Return the 95 % percentile interval of the mean of `values` in [0, 1], by resampling tasks.
 
-    Where all tasks have one value, such as 0 or 1, resampling shows no spread: then it is Wilson's for that
-    count.
+    Where all tasks have the same value, such as 0 or 1, resampling shows no spread; then it is Wilson's for
+    that count.
     """
     if len(set(values)) == 1:
         return wilson_interval(round(sum(values)), len(values))
@@ -118,7 +118,7 @@ def bootstrap_interval(
 
 
 def resampled_means(values: Sequence[float], *, seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Means of `resamples` draws of len(values) tasks with replacement, [resamples]."""
+    """Return the means of `resamples` draws of len(values) tasks with replacement, [resamples]."""
     if not values:
         raise ConfigError("an interval needs at least one task; got none")
     rng = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def resampled_means(values: Sequence[float], *, seed: int, resamples: int = RESA
 
 
 def crossover(one: Curve, other: Curve) -> int | None:
-    """The smallest k at which the curve that lags at the first k has caught up; None where it does not.
+    """Return the smallest k at which the curve that lags at first has caught up; None where it never does.
 
     Base against trained, pass@k: a base that catches up says that training sharpened what was there.
     """
@@ -144,7 +144,7 @@ Vote = Callable[[Sequence[Sample]], str | None]
 
 
 def _mean_vote(task: TaskSamples, k: int, vote: Vote, seed: int) -> float:
-    """Over all samples in their order where k is all of them, else over random subsets in random order."""
+    """Return how often the vote is right: of all samples in their order, or of random subsets of k."""
     right = {s.answer for s in task.samples if s.solved}
     if k == len(task.samples):
         return float(_counts(vote(task.samples), right))

@@ -93,7 +93,7 @@ async def play_held_out(
 
 
 async def _read(group: Group, answer: Answer, reward: Reward | None) -> TaskSamples:
-    """The episodes of a task as numbers. Success is the environment's alone; the reward is not added."""
+    """Return the episodes of a task as numbers. The reward is not added to the environment's success."""
     scores: list[float | None] = [None] * len(group.trajectories)
     if reward is not None:
         scored = await score_group(group, [reward], environment_weight=0.0)

@@ -10,7 +10,7 @@ from stepladder.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One episode. `answer` None: it gave none (failed, cut off), so no vote. `score` None: not scored."""
+    """One episode. It votes for its `answer`, if it gave one; `score` is None where it was not scored."""
 
     solved: bool
     answer: str | None = None
@@ -35,7 +35,7 @@ class TaskSamples:
 
     @property
     def share(self) -> float:
-        """The share of the episodes that solved the task."""
+        """Return the share of the episodes that solved the task."""
         return self.solved / len(self.samples)
 
 
@@ -54,12 +54,12 @@ class Evaluation:
 
     @property
     def n(self) -> int:
-        """How many tasks were played."""
+        """Return how many tasks were played."""
         return len(self.tasks)
 
     @property
     def solved(self) -> float:
-        """The solved tasks: each counts by the share of its episodes that solved it."""
+        """Return how many tasks were solved; each counts by the share of its episodes that solved it."""
         return sum(task.share for task in self.tasks)
 
     @property
@@ -72,12 +72,12 @@ class Evaluation:
 
     @property
     def tool_rate(self) -> float:
-        """The share of the episodes that used a tool."""
+        """Return the share of the episodes that used a tool."""
         return sum(s.used_tool for s in self._samples()) / self.episodes
 
     @property
     def mean_tokens(self) -> float:
-        """Sampled tokens per episode."""
+        """Return the mean number of sampled tokens per episode."""
         return sum(s.tokens for s in self._samples()) / self.episodes
 
     @property
@@ -94,7 +94,7 @@ class Evaluation:
 
     @property
     def by_domain(self) -> dict[str, tuple[float, int]]:
-        """Domain -> (solved tasks, tasks), by name."""
+        """Return, by name of the domain, how many tasks were solved and how many there are."""
         found: dict[str, tuple[float, int]] = {}
         for task in self.tasks:
             solved, n = found.get(task.domain, (0.0, 0))

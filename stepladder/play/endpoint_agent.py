@@ -14,7 +14,7 @@ from stepladder.types import Message, Tool, ToolCall
 
 
 class EndpointAgent:
-    """A model behind an OpenAI-compatible /chat/completions endpoint: for evaluation, never for training."""
+    """A model behind an OpenAI-compatible /chat/completions; it gives no token ids to train on."""
 
     def __init__(self, client: Any, model: str, *, temperature: float, max_tokens: int) -> None:
         self.client, self.model = client, model
@@ -61,7 +61,7 @@ class EndpointAgent:
             message = _from_wire(choice["message"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise EngineError(
-                f"the endpoint's answer is no chat completion: {response.text[:300]}"
+                f"the endpoint's answer is not a chat completion: {response.text[:300]}"
             ) from error
         self.messages.append(message)
         return Act(message, "length" if choice.get("finish_reason") == "length" else "stop")
@@ -73,15 +73,15 @@ class EndpointAgent:
         return Record(tuple(self.messages))
 
     def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
-        """Without a tokenizer four characters count as a token."""
+        """Cut at four characters per token, since there is no tokenizer."""
         return text[: 4 * max_tokens], len(text) // 4
 
     def close(self) -> None:
-        """The client is shared; whoever made it closes it."""
+        """Do nothing: the client is shared, and whoever made it closes it."""
 
 
 def endpoint_client(url: str, *, deadline: float) -> Any:
-    """An httpx client for `url`; the key is read from OPENAI_API_KEY. Raises ConfigError without httpx."""
+    """Return an httpx client for `url`, with the key OPENAI_API_KEY. Raises ConfigError without httpx."""
     import os
 
     try:
@@ -119,7 +119,7 @@ def _wire(message: Message) -> dict[str, Any]:
 
 
 def _from_wire(data: Any) -> Message:
-    """What a server says the model said. Raises TypeError or KeyError where it is no message.
+    """Return what a server says the model said. Raises TypeError or KeyError where that is not a message.
 
     A call that cannot be read is the model's mistake, which it is shown.
     """
@@ -150,5 +150,5 @@ def _from_wire(data: Any) -> Message:
 
 
 def _valid(text: str) -> str:
-    """Without lone surrogates, which JSON can carry and no file or request can."""
+    """Return `text` without lone surrogates, which JSON can carry and no file or request can."""
     return text.encode("utf-8", "replace").decode()

@@ -22,7 +22,7 @@ SOMEBODY = "code that is not stepladder's (an environment, a library it uses)"
 
 
 class LoopThread:
-    """Owns a thread with a running event loop; `run` is a coroutine's result, from any other thread."""
+    """A thread with a running event loop; `run` gives any other thread the result of a coroutine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -102,7 +102,7 @@ class LoopThread:
             future.result(timeout=30)
 
     def close(self) -> None:
-        """Cancel what still runs, let it clean up, and end the thread. Idempotent."""
+        """Cancel what still runs, let it clean up, and end the thread. May be called twice."""
         if self._loop.is_closed():
             return
         with contextlib.suppress(concurrent.futures.TimeoutError):

@@ -19,7 +19,8 @@ from stepladder.types import Group, Task
 class Player:
     """What episodes are played with.
 
-    `agents(temperature)` makes those that act, and `temperature` is the usual one.
+    `agents(temperature)` makes those that act, and `temperature` is the usual one. Most take a second
+    argument: the most tokens that they may sample per turn.
     """
 
     agents: Callable[..., Agents]

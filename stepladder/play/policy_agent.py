@@ -62,7 +62,7 @@ class PolicyAgent:
         return Record(c.messages, c.turns, c.samples(trajectory_id, group_id))
 
     def cut(self, text: str, max_tokens: int) -> tuple[str, int]:
-        """The first `max_tokens` tokens of `text`, and how many it has in all."""
+        """Return the first `max_tokens` tokens of `text`, and how many it has in all."""
         ids = self.renderer.control.encode(self.renderer.control.shield(text))
         if len(ids) <= max_tokens:
             return text, len(ids)
@@ -85,7 +85,7 @@ def _refuse_images(messages: Sequence[Message]) -> None:
 def policy_agents(
     engine: Engine, renderer: Renderer, *, temperature: float, max_tokens: int, max_context: int
 ) -> Agents:
-    """Agents that sample from `engine`, one session each."""
+    """Return agents that sample from `engine`, one session each."""
 
     def make(key: str) -> Agent:
         return PolicyAgent(

@@ -37,7 +37,7 @@ Progress = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may cost: turns, tokens an observation; and how many are played at once."""
+    """What an episode may cost: turns, and tokens per observation; and how many are played at once."""
 
     max_turns: int = 8
     max_observation_tokens: int = 512
@@ -55,7 +55,7 @@ class EpisodeRequest:
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of 63 bits from anything printable: the same parts give the same seed on every machine.
+    """Return a seed of 63 bits from anything printable: the same parts give the same seed everywhere.
 
     >>> derive_seed(0, "a") == derive_seed(0, "a"), derive_seed(0, "a") == derive_seed(0, "b")
     (True, False)
@@ -166,7 +166,7 @@ class Episode:
         self.judges = True
 
     async def play(self) -> Trajectory:
-        """From reset to the record. Only programming errors and cancellation leave this function."""
+        """Play from reset to the record. Only programming errors and cancellation leave this function."""
         started = time.monotonic()
         failure: Failure | None = None
         stop: StopReason = "failed"
@@ -228,7 +228,7 @@ class Episode:
         self.info.update(step.info)
 
     def _cut(self, message: Message) -> Message:
-        """An observation of at most `max_observation_tokens`, with a visible mark where it was cut."""
+        """Return an observation of at most `max_observation_tokens`, with a visible mark where it was cut."""
         if isinstance(message.content, str):
             return replace(message, content=self._cut_text(message.content))
         parts = [
@@ -272,7 +272,7 @@ class Episode:
 
 
 def with_success(trajectory: Trajectory) -> Trajectory:
-    """Settle `success` where it is not: by `info["success"]` where a step gave it, else by the score."""
+    """Settle `success` where it is open: by `info["success"]` where a step gave it, else by the score."""
     if trajectory.failure is not None or trajectory.success is not None:
         return trajectory
     said = trajectory.info.get("success", trajectory.score.succeeded)
@@ -280,7 +280,7 @@ def with_success(trajectory: Trajectory) -> Trajectory:
 
 
 async def _scored(group: Group, scorer: Scorer | None) -> Group:
-    """The finished group as the recipe's own rewards see it; a scorer that fails leaves it unscored.
+    """Return the finished group as the recipe's rewards score it; a scorer that fails leaves it unscored.
 
     Where the environment did not judge the episodes, it is settled here what they amount to.
     """

@@ -13,7 +13,7 @@ from spine import digit_recipe, lines
 from test_commands import endpoint
 
 from stepladder.commands import sample
-from stepladder.commands.sample import sample_files
+from stepladder.commands.sample import SampleSettings, sample_files
 from stepladder.data.files.datasets import read_dataset
 from stepladder.errors import ConfigError, EngineError
 from stepladder.ladder import train
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 def sampled(model: str, out: Path, **changes: Any) -> dict[str, int]:
     settings = {**SMALL, "endpoint_model": "teacher", "environment": "calculator", **changes}
     console = Console(file=io.StringIO())
-    return sample_files(model, out=out, console=console, **settings)
+    return sample_files(model, SampleSettings(**settings), out=out, console=console)
 
 
 def solver(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
