@@ -92,7 +92,7 @@ def think(*overrides: str) -> list[Any]:
             "validation": 0,
         },
         "rl": {
-            "kl_coefficient": 0.0,
+            "kl": {"coefficient": 0.0},
             "steps": 60,
             "tasks_per_step": 8,
             "group_size": 8,
@@ -108,8 +108,8 @@ ECHO = (  # two digits, so that luck seldom finds what was lost; one batch used 
     "environment.options.noise=0.2",
     "sft.demonstrations=512",
     "rl.algorithm=reinforce++",
-    "rl.clip_low=0.99",
-    "rl.clip_high=100.0",
+    "rl.clip.low=0.99",
+    "rl.clip.high=100.0",
     "rl.updates_per_batch=6",
     "rl.tasks_per_step=12",
     "rl.learning_rate=2e-3",
@@ -125,7 +125,7 @@ PROVOKED = {"echo_trap": think(*ECHO), "template_collapse": think(*TEMPLATE)}
 HEALTHY: dict[str, tuple[list[Any], tuple[int, ...]]] = {
     "think, grpo": (think("rl.steps=50"), (0, 1)),
     "think, dr_grpo": (think("rl.algorithm=dr_grpo", "rl.aggregation=constant", "rl.steps=50"), (0, 1)),
-    "think, dapo": (think("rl.algorithm=dapo", "rl.dynamic_sampling=false", "rl.steps=50"), (0, 1)),
+    "think, dapo": (think("rl.algorithm=dapo", "rl.tasks.dynamic_sampling=false", "rl.steps=50"), (0, 1)),
     "think, cispo": (think("rl.algorithm=cispo", "rl.steps=50"), (0,)),
     "think, gspo": (think("rl.algorithm=gspo", "rl.steps=50"), (0,)),
     "think, reinforce++": (think("rl.algorithm=reinforce++", "rl.steps=50"), (0,)),

@@ -27,7 +27,7 @@ from stepladder.run.provenance import cpu_model, git_state
 
 BAR = 0.95
 COMMON = (
-    "rl.kl_coefficient=0.0",
+    "rl.kl.coefficient=0.0",
     "rl.updates_per_batch=4",
     "rl.tasks_per_step=32",
     "rl.group_size=8",

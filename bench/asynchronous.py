@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("bench/results"))
     args = parser.parse_args()
     rows = [
-        measure(run(args.out, f"s{s}-{seed}", [f"rl.max_staleness={s}", f"run.seed={seed}"]), s, seed)
+        measure(
+            run(args.out, f"s{s}-{seed}", [f"rl.off_policy.max_staleness={s}", f"run.seed={seed}"]), s, seed
+        )
         for seed in args.seeds
         for s in args.staleness
     ]
@@ -121,11 +123,15 @@ def corrections(out: Path, seeds: list[int], results: Path) -> str:
     for kind in kinds:
         cells = []
         for seed in seeds:
-            extra = [f"run.seed={seed}", "rl.max_staleness=8"]
+            extra = [f"run.seed={seed}", "rl.off_policy.max_staleness=8"]
             folder = run(
                 out,
                 f"correction-{kind}-{seed}",
-                [*extra, f"rl.correction={kind}", "environment.options={ train = 64, slow = 0.2 }"],
+                [
+                    *extra,
+                    f"rl.off_policy.correction={kind}",
+                    "environment.options={ train = 64, slow = 0.2 }",
+                ],
             )
             steps = [m for m in lines(folder / "metrics.jsonl") if m["phase"] == "rl"]
             held = lines(folder / "evaluations.jsonl")[-1]["success"]

@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "sft": {"demonstrations": 128, "epochs": 4, "batch_size": 32, "learning_rate": 2e-3, "validation": 0},
     "rl": {
         "algorithm": "dr_grpo",
-        "kl_coefficient": 0.0,
+        "kl": {"coefficient": 0.0},
         "tasks_per_step": 8,
         "group_size": 8,
         "learning_rate": 5e-4,
@@ -42,9 +42,9 @@ BASE: dict[str, Any] = {
     "run": {"checkpoint_every": 50},
 }
 CREDIT = {
-    "outcome": ("rl.credit=outcome",),
-    "turns": ("rl.credit=turns",),
-    "turns, discount .5": ("rl.credit=turns", "rl.turn_gamma=0.5"),
+    "outcome": ("rl.credit.kind=outcome",),
+    "turns": ("rl.credit.kind=turns",),
+    "turns, discount .5": ("rl.credit.kind=turns", "rl.credit.turn_gamma=0.5"),
 }
 BONUS = {"no bonus": None, "no cap": {}, "cap .10": {"cap": 0.1}}
 NORMALISE = ("none", "task")
@@ -97,7 +97,9 @@ def farming(out: str, seeds: list[int], more: list[str]) -> str:
         given = {} if extra is None else {"bonuses": [{**bonus, **extra}]}
         folder = "farming-" + name.replace(" ", "").replace(".", "")
         world = {"name": f"{WORLDS}:Farm"}
-        found = [play(out, folder, s, world, more, credit="turns", steps=200, **given) for s in seeds]
+        found = [
+            play(out, folder, s, world, more, credit={"kind": "turns"}, steps=200, **given) for s in seeds
+        ]
         # every turn but an answer is a call
         calls[name] = mean_curve([smooth(curve(lines, "turns")) for lines in found])
         ends = [[statistics.fmean(line[key] for line in lines[-10:]) for lines in found] for key in SHOWN]
@@ -121,7 +123,8 @@ def domains(out: str, seeds: list[int], more: list[str]) -> str:
     world = {"name": "mixed", "options": {"worlds": worlds}}
     for normalise in NORMALISE:
         found = [
-            play(out, f"domains-{normalise}", s, world, more, normalise=normalise, steps=60) for s in seeds
+            play(out, f"domains-{normalise}", s, world, more, credit={"normalise": normalise}, steps=60)
+            for s in seeds
         ]
         for label in ("large", "small"):
             of = [smooth(curve(lines_of, f"success/{label}")) for lines_of in found]

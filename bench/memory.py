@@ -34,7 +34,7 @@ WORLD: dict[str, Any] = {
     "rollout": {"max_tokens": 120, "max_context": 152},
 }
 SCORED = {**WORLD, "environment": {"name": "calculator", "rewards": ["reward_model:not-there"]}}
-PPO = {**RL, "algorithm": "ppo", "kl_coefficient": 0.05, "kl_in": "reward"}
+PPO = {**RL, "algorithm": "ppo", "kl": {"coefficient": 0.05, "place": "reward"}}
 FIT = {"data": "rows.jsonl", "token_budget": BUDGET, "validation": 0}
 LORA = {"model": {"lora": {"rank": 16}}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,9 +45,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "grpo with kl": (
         "policy, reference",
-        {**WORLD, "rl": {**RL, "algorithm": "grpo", "kl_coefficient": 0.04}},
+        {**WORLD, "rl": {**RL, "algorithm": "grpo", "kl": {"coefficient": 0.04}}},
     ),
-    "grpo": ("policy", {**WORLD, "rl": {**RL, "algorithm": "grpo", "kl_coefficient": 0.0}}),
+    "grpo": ("policy", {**WORLD, "rl": {**RL, "algorithm": "grpo", "kl": {"coefficient": 0.0}}}),
     "reward model": (
         "policy, and a copy of it with a head, which is trained",
         {"reward_model": {**FIT, "max_prompt_tokens": 32, "max_completion_tokens": 112}},
@@ -155,7 +155,7 @@ def rl_case(recipe: Any, policy: Any, hold: list[Any]) -> Callable[[bool], None]
     from stepladder.policies.heads import ScoredModel
     from stepladder.policies.optimizer import MasterOptimizer
     from stepladder.policies.policy import Policy
-    from stepladder.recipe.rl_parts import CriticSection
+    from stepladder.recipe.rl_credit import CriticSection
     from stepladder.rungs.rl.critic import Critic
     from stepladder.rungs.rl.update import RlBatch, UpdateRules, reference_kl, rl_update
 

@@ -51,7 +51,7 @@ def main() -> None:
         "evaluation.few_shot=0",
         "evaluation.tasks=1",
         f"run.seed={SEED}",
-        "rl.replay_batch=4",
+        "rl.replay.batch=4",
         *args.overrides,
     ]
     asked = dict.fromkeys(LEFT_OUT, args.each) | {f: max(7, 56 // len(args.played)) for f in args.played}
@@ -61,8 +61,8 @@ def main() -> None:
         replayed = (
             f"sft={{data = {json.dumps(str(shown))}, epochs = 0, validation = 0}}" if weight else "sft=null"
         )
-        run(args.out, name, "calculator", [*settings, replayed, f"rl.replay={weight}"])
-        label = f"RL, rl.replay = {weight:g}" if weight else "RL alone"
+        run(args.out, name, "calculator", [*settings, replayed, f"rl.replay.weight={weight}"])
+        label = f"RL, rl.replay.weight = {weight:g}" if weight else "RL alone"
         final = str(args.out / name / "final")
         rows.append((label, evaluated(final, args.out, name, asked)))
     text = table(rows, load_recipe("calculator", settings).rl, args.played)
@@ -114,7 +114,7 @@ def table(rows: list[tuple[str, dict[str, list[int]]]], rl: Any, families: list[
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
-    more = f"Replay adds {rl.replay_batch} of the demonstrations to every update. "
+    more = f"Replay adds {rl.replay.batch} of the demonstrations to every update. "
     replayed = more if len(rows) > 2 else ""
     on = f"the {len(TOOL)} families that need the tool" if families == TOOL else _listed(families)
     out = [

@@ -31,7 +31,7 @@ from stepladder.algorithms import ALGORITHMS
 from stepladder.play.rollout import rollout
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.recipe.config import load_recipe
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.rungs.rl.credit import MeasuredColumns, make_batch
 from stepladder.rungs.rl.critic import Critic, explained_variance
 from stepladder.rungs.rl.turn_credit import CreditRules

@@ -1,7 +1,8 @@
-"""Write docs/recipes.md from the pydantic models of stepladder/sections: python docs/make_reference.py"""
+"""Write docs/recipes.md from the pydantic models of stepladder/recipe: python docs/make_reference.py"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,7 +21,7 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 INTRO = """\
 # Recipes
 
-<!-- Written by docs/make_reference.py from stepladder/sections; edit the descriptions there. -->
+<!-- Written by docs/make_reference.py from stepladder/recipe; edit the descriptions there. -->
 
 A recipe is one TOML file. At least one rung (`[sft]`, `[rejection_sampling]`, `[preference]`,
 `[reward_model]`, `[process_reward_model]`, `[distillation]`, `[rl]`) is needed, and an `[environment]`
@@ -86,7 +87,9 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _section(name: str, model: type[BaseModel], required: bool) -> str:
-    rows = [_row(key, field) for key, field in model.model_fields.items() if not _model_of(field.annotation)]
+    fields = {key: field for key, field in model.model_fields.items() if not _model_of(field.annotation)}
+    own = sorted(fields, key=lambda key: key not in model.__annotations__)  # then what its bases have
+    rows = [_row(key, fields[key]) for key in own]
     title = f"## [{name}]" if name else "## Above all sections"
     about = " ".join((model.__doc__ or "").split()) if name else "One key stands before the first section."
     need = " Required." if name and required else ""
@@ -96,7 +99,7 @@ def _section(name: str, model: type[BaseModel], required: bool) -> str:
 
 def _row(key: str, field: FieldInfo) -> str:
     if not field.description:
-        raise ValueError(f"{key} has no description; add one in stepladder/config.py")
+        raise ValueError(f"{key} has no description; add one in stepladder/recipe")
     cells = [f"`{key}`", _type(field.annotation, field), _default(field), field.description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -128,7 +131,7 @@ def _default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, (dict, tuple)):
         return "empty" if not value else f"`{value}`"
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+    return f"`{json.dumps(value)}`" if isinstance(value, str) else f"`{value}`"
 
 
 def _bundled() -> str:
@@ -147,8 +150,8 @@ def _algorithms() -> str:
     )
     about = (
         "A row of [algorithms.py](../stepladder/algorithms.py), each with a page under\n"
-        "[algorithms](algorithms/README.md). The recipe's `aggregation`, `scale`, `clip_low`, `clip_high`\n"
-        "and `kl_coefficient` replace the row's own. `reinforce` has no clip and no scale."
+        "[algorithms](algorithms/README.md). The recipe's `aggregation`, `credit.scale`, `clip.low`,\n"
+        "`clip.high` and `kl.coefficient` replace the row's own. `reinforce` has no clip and no scale."
     )
     return "\n".join(["## Algorithms", "", about, "", head, *rows, ""])
 
@@ -169,7 +172,7 @@ def _taken(name: str) -> str:
 
     if works():
         return "yes"
-    return "with `kl_coefficient = 0`" if works(kl_coefficient=0.0) else "not yet"
+    return "with `kl.coefficient = 0`" if works(kl={"coefficient": 0.0}) else "not yet"
 
 
 if __name__ == "__main__":

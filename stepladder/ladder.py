@@ -75,7 +75,7 @@ def train(
     if RunFolder.check_new(path, overwrite=overwrite):
         refuse_own_inputs(recipe, path)
     # Resolved once and recorded, so that a resumed run computes where and in what this one did. The engine
-    # computes in the policy's type; rl.correction = "auto" follows from the two.
+    # computes in the policy's type; rl.off_policy.correction = "auto" follows from the two.
     recipe = anchored(recipe.model_copy(update={"model": resolved(recipe.model)}))
     bench = prepare_run(recipe)  # every refusal comes before the folder is made
     with contextlib.closing(bench):

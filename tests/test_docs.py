@@ -181,7 +181,7 @@ def test_every_metric_is_on_the_page(workplace: Path) -> None:
     """A run with every part switched on writes exactly the documented names."""
     overrides = (
         "rl.steps=3 rl.tasks_per_step=4 rl.group_size=4 rl.evaluate_every=2 rl.updates_per_batch=2 "
-        "rl.replay=0.1 rl.kl_coefficient=0.01 "
+        "rl.replay.weight=0.1 rl.kl.coefficient=0.01 "
         "sft.demonstrations=16 sft.batch_size=8 sft.epochs=1 sft.validation=4 "
         "rejection_sampling.tasks=4 rejection_sampling.samples=3 rejection_sampling.require=scored "
         "rejection_sampling.epochs=1 rejection_sampling.validation=1 "
@@ -223,8 +223,8 @@ def test_metrics_that_depend_on_settings_are_on_the_page(workplace: Path) -> Non
             "steps": 2,
             "tasks_per_step": 2,
             "group_size": 4,
-            "entropy_target": 1.0,
-            "dynamic_sampling": True,
+            "entropy": {"target": 1.0},
+            "tasks": {"dynamic_sampling": True},
             "bonuses": [{"kind": "format", "pattern": "^[S0-4]$"}],
         },
         "evaluation": {"tasks": 1, "raw": 0},

@@ -29,7 +29,12 @@ from stepladder.rungs.rl import loop as rl
 from stepladder.workbench.bench import Workbench
 
 # Everything that a state has to remember: a reference, domains, two updates a batch, evaluations between.
-FULL = ("rl.kl_coefficient=0.01", "rl.sampling=adaptive", "rl.updates_per_batch=2", "rl.evaluate_every=2")
+FULL = (
+    "rl.kl.coefficient=0.01",
+    "rl.tasks.sampling=adaptive",
+    "rl.updates_per_batch=2",
+    "rl.evaluate_every=2",
+)
 
 
 def train(recipe: Recipe, **options: Any) -> Path:
@@ -177,24 +182,24 @@ def test_a_run_resumed_after_an_exception_is_the_quiet_run(
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(("model.lora.rank=4", "rl.kl_coefficient=0.01"), id="adapter"),  # fault 113
+        pytest.param(("model.lora.rank=4", "rl.kl.coefficient=0.01"), id="adapter"),  # fault 113
         pytest.param(("model.dtype=bfloat16",), id="bf16"),
-        pytest.param(("sft=null", "rl.algorithm=gspo", "rl.kl_coefficient=0.02"), id="no-sft-gspo"),
+        pytest.param(("sft=null", "rl.algorithm=gspo", "rl.kl.coefficient=0.02"), id="no-sft-gspo"),
         pytest.param(
             ("model.train_embeddings=false", "rl.algorithm=dapo"),
             id="frozen-embeddings-dapo",
         ),
         pytest.param(
-            ("rl.algorithm=ppo", "rl.kl_coefficient=0.02", "rl.kl_target=0.5", "rl.updates_per_batch=2"),
+            ("rl.algorithm=ppo", "rl.kl.coefficient=0.02", "rl.kl.target=0.5", "rl.updates_per_batch=2"),
             id="ppo",
         ),
         pytest.param(
             (
                 "rl.algorithm=ppo",
                 "rl.critic.trunk=shared",
-                "rl.kl_coefficient=0.05",
-                "rl.reference_every=1",
-                "rl.entropy_target=1.0",
+                "rl.kl.coefficient=0.05",
+                "rl.kl.reference_every=1",
+                "rl.entropy.target=1.0",
             ),
             id="shared-critic-new-reference",
         ),

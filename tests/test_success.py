@@ -15,7 +15,7 @@ from stepladder.environments.tools import tool
 from stepladder.errors import ConfigError
 from stepladder.recipe.config import parse_recipe
 from stepladder.recipe.rejection_sampling import Selection
-from stepladder.recipe.rl_parts import BonusSection
+from stepladder.recipe.rl_credit import BonusSection
 from stepladder.rewards.reward import score_group
 from stepladder.run.records import trajectory_from_dict, trajectory_to_dict
 from stepladder.rungs.registry import RUNGS

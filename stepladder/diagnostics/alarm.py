@@ -16,7 +16,7 @@ Evidence = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One recipe key of [rl] and what to do with its value.
+    """One recipe key of [rl], dotted where it stands in a table of its own, and what to do with its value.
 
     >>> Change("learning_rate", "times", 0.5).applied(2e-5)
     1e-05

@@ -40,14 +40,14 @@ class EchoTrap(Detector):
     message = "siblings say the same and earn the same, and tasks that were mixed are now lost"
     advice = (
         "keep exploring: lower rl.learning_rate to a tenth, do not divide advantages by their deviation "
-        "(rl.scale = 'none'), hold entropy up (rl.entropy_target), raise rl.clip_high to 0.28, drop the KL "
-        "term (rl.kl_coefficient = 0)"
+        "(rl.credit.scale = 'none'), hold entropy up (rl.entropy.target), raise rl.clip.high to 0.28, drop "
+        "the KL term (rl.kl.coefficient = 0)"
     )
     remedy = (
         Change("learning_rate", "times", 0.1),
-        Change("scale", "set", "none"),
-        Change("clip_high", "at_least", 0.28),
-        Change("kl_coefficient", "set", 0.0),
+        Change("credit.scale", "set", "none"),
+        Change("clip.high", "at_least", 0.28),
+        Change("kl.coefficient", "set", 0.0),
     )
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class EchoTrap(Detector):
         """With an entropy to hold: half of what there was at the peak."""
         peak = self.smooth["surprisal"].peak
         return (
-            self.remedy if not peak else (*self.remedy, Change("entropy_target", "set", round(peak / 2, 3)))
+            self.remedy if not peak else (*self.remedy, Change("entropy.target", "set", round(peak / 2, 3)))
         )
 
     def state(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ class EntropyCollapse(Detector):
     averages = ("surprisal",)
     message = "almost every token is certain, while tasks are still unsolved"
     advice = (
-        "give rare tokens room: raise rl.clip_high (0.28), lower rl.learning_rate, or raise "
+        "give rare tokens room: raise rl.clip.high (0.28), lower rl.learning_rate, or raise "
         "rollout.temperature"
     )
-    remedy = (Change("clip_high", "at_least", 0.28), Change("learning_rate", "times", 0.3))
+    remedy = (Change("clip.high", "at_least", 0.28), Change("learning_rate", "times", 0.3))
 
     def judge(self, metrics: Metrics) -> Evidence | None:
         surprisal = self.smooth["surprisal"]

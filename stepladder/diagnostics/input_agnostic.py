@@ -24,13 +24,13 @@ class TemplateCollapse(Detector):
     message = "responses stay varied but depend less and less on their prompts"
     advice = (
         "let the task outweigh noise and regularisers: do not divide advantages by their deviation "
-        "(rl.scale = 'none'), which blows up groups whose rewards hardly differ; rl.kl_coefficient = 0 and "
-        "rl.entropy_coefficient = 0"
+        "(rl.credit.scale = 'none'), which blows up groups whose rewards hardly differ; rl.kl.coefficient = "
+        "0 and rl.entropy.coefficient = 0"
     )
     remedy = (
-        Change("scale", "set", "none"),
-        Change("kl_coefficient", "set", 0.0),
-        Change("entropy_coefficient", "set", 0.0),
+        Change("credit.scale", "set", "none"),
+        Change("kl.coefficient", "set", 0.0),
+        Change("entropy.coefficient", "set", 0.0),
     )
 
     def __init__(self) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from stepladder.errors import ConfigError, nearest
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.distillation import DistillationSection
+from stepladder.recipe.moved import moved, moved_keys
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
@@ -25,8 +26,6 @@ from stepladder.recipe.run import EnvironmentSection, EvaluationSection
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.recipe.section import RungSection
 from stepladder.recipe.sft import SftSection
-
-PLAYING = ("rejection_sampling", "rl")  # what needs an environment
 
 
 class EvalRecipe(CommonRecipe):
@@ -48,82 +47,61 @@ class Recipe(CommonRecipe):
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
-    @model_validator(mode="after")
-    def check_rungs(self) -> Recipe:
-        """What no single section can see."""
-        if all(getattr(self, rung) is None for rung in rung_sections()):
-            raise ValueError("the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`")
-        if self.environment is None:
-            self._refuse_missing_environment()
-        if self.rl is not None and self.rl.max_staleness and self.run.exact:
-            raise ValueError(
-                f"rl.max_staleness={self.rl.max_staleness} plays while it trains, so what a token is sampled "
-                "with depends on timing; and run.exact = true promises that it does not; set run.exact = "
-                "false, or rl.max_staleness = 0"
-            )
-        if self.rl is not None and self.rl.replay and self.sft is None:
-            raise ValueError(
-                f"rl.replay={self.rl.replay:g} mixes the demonstrations of [sft] into RL, and the recipe has "
-                "no [sft]; add one, or set rl.replay = 0"
-            )
-        if self.sft is not None and not self.sft.epochs and not (self.rl and self.rl.replay):
-            raise ValueError(
-                "sft.epochs=0 keeps the rows of [sft] for rl.replay alone, and nothing replays them; set "
-                "rl.replay = 0.1, or sft.epochs = 10"
-            )
-        if self.preference is not None:
-            self._check_preference(self.preference)
-        if self.rollout.max_tokens >= self.rollout.max_context:
-            raise ValueError(
-                f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
-                f"rollout.max_context={self.rollout.max_context}; try max_context = "
-                f"{self.rollout.max_tokens * 4}"
-            )
-        if self.model.lora is not None and not self.model.train_embeddings:
-            raise ValueError(
-                "model.train_embeddings=false says nothing with a LoRA adapter, which never trains the "
-                "embeddings; leave it out"
-            )
-        if self.model.options and self.model.name != "tiny":
-            raise ValueError(
-                f"model.options sizes the tiny model, but model.name is {self.model.name!r}; set "
-                'model.name = "tiny" or remove the options'
-            )
-        return self
+    refusals = (
+        (
+            lambda s: all(getattr(s, rung) is None for rung in rung_sections()),
+            "the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`",
+        ),
+        (
+            lambda s: s.environment is None and s.wants_environment(),
+            lambda s: (
+                f"{s.wants_environment()}, and there is none: add a section [environment] with name = "
+                '"calculator"'
+            ),
+        ),
+        (
+            lambda s: s.rl and s.rl.off_policy.max_staleness and s.run.exact,
+            "rl.off_policy.max_staleness={s.rl.off_policy.max_staleness} plays while it trains, so what a "
+            "token is sampled with depends on timing; and run.exact = true promises that it does not; set "
+            "run.exact = false, or rl.off_policy.max_staleness = 0",
+        ),
+        (
+            lambda s: s.rl and s.rl.replay.weight and s.sft is None,
+            "rl.replay.weight={s.rl.replay.weight:g} mixes the demonstrations of [sft] into RL, and the "
+            "recipe has no [sft]; add one, or set rl.replay.weight = 0",
+        ),
+        (
+            lambda s: s.sft and not s.sft.epochs and not (s.rl and s.rl.replay.weight),
+            "sft.epochs=0 keeps the rows of [sft] for rl.replay alone, and nothing replays them; set "
+            "rl.replay.weight = 0.1, or sft.epochs = 10",
+        ),
+        (
+            lambda s: s.preference and s.preference.data == EARLIER_RUNG and getattr(s, EARLIER_RUNG) is None,
+            "preference.data={s.preference.data!r} takes the pairs that this rung wrote, and the recipe has "
+            "no section [{s.preference.data}]; add one, or give a file or preference.pairs",
+        ),
+        (
+            lambda s: s.preference and s.preference.reference == "base" and s.model.lora is None,
+            'preference.reference="base" is the model without its adapter, and there is no adapter; add a '
+            'section [model.lora], or write preference.reference = "start"',
+        ),
+        (
+            lambda s: s.model.lora is not None and not s.model.train_embeddings,
+            "model.train_embeddings=false says nothing with a LoRA adapter, which never trains the "
+            "embeddings; leave it out",
+        ),
+        (
+            lambda s: s.model.options and s.model.name != "tiny",
+            "model.options sizes the tiny model, but model.name is {s.model.name!r}; set model.name = "
+            '"tiny" or remove the options',
+        ),
+    )
 
-    def _check_preference(self, settings: PreferenceSection) -> None:
-        """Where its pairs and its reference come from must be in the recipe."""
-        if settings.data == EARLIER_RUNG and getattr(self, EARLIER_RUNG, None) is None:
-            raise ValueError(
-                f"preference.data={EARLIER_RUNG!r} takes the pairs that this rung wrote, and the recipe has "
-                f"no section [{EARLIER_RUNG}]; add one, or give a file or preference.pairs"
-            )
-        if settings.reference == "base" and self.model.lora is None:
-            raise ValueError(
-                'preference.reference="base" is the model without its adapter, and there is no adapter; add '
-                'a section [model.lora], or write preference.reference = "start"'
-            )
-
-    def _refuse_missing_environment(self) -> None:
-        """A recipe without a world trains on files alone."""
-        players = [name for name in PLAYING if getattr(self, name) is not None]
-        if players:
-            wants = f"[{players[0]}] plays episodes"
-        elif self.distillation is not None and self.distillation.data is None:
-            wants = "[distillation] samples in an environment or asks it for demonstrations"
-        elif self.distillation is not None and self.distillation.on_policy > 0:
-            wants = f"distillation.on_policy={self.distillation.on_policy:g} plays episodes"
-        elif self.sft is not None and self.sft.data is None:
-            wants = f"sft.demonstrations={self.sft.demonstrations} asks an environment for demonstrations"
-        elif self.preference is not None and self.preference.data is None:
-            wants = f"preference.pairs={self.preference.pairs} asks an environment for pairs"
-        elif self.reward_model is not None and self.reward_model.data is None:
-            wants = f"reward_model.pairs={self.reward_model.pairs} asks an environment for pairs"
-        elif self.process_reward_model is not None and self.process_reward_model.data is None:
-            wants = "process_reward_model without data asks an environment for solutions or tasks"
-        else:
-            return
-        raise ValueError(f'{wants}, and there is none: add a section [environment] with name = "calculator"')
+    def wants_environment(self) -> str | None:
+        """Return what the first rung that needs an environment does with it, or None if no rung does."""
+        sections = (getattr(self, rung) for rung in rung_sections())
+        wishes = (section.wants_environment() for section in sections if section is not None)
+        return next((wish for wish in wishes if wish), None)
 
 
 def rung_sections() -> dict[str, type[RungSection]]:
@@ -175,6 +153,7 @@ def environment_options(overrides: Sequence[str]) -> dict[str, Any]:
 def _overridden(
     data: dict[str, Any], overrides: Sequence[str], example: str = "rl.steps=20"
 ) -> dict[str, Any]:
+    _refuse_moved(data)
     data = _copy(data)
     for override in overrides:
         _override(data, override, example)
@@ -203,10 +182,17 @@ def find_recipe(name: str) -> Path:
 
 def parse_recipe(data: dict[str, Any]) -> Recipe:
     """Validate; turn pydantic's list of errors into sentences."""
+    _refuse_moved(data)
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_sentence(e, Recipe) for e in error.errors())) from None
+
+
+def _refuse_moved(data: dict[str, Any]) -> None:
+    sentences = list(moved_keys(data))
+    if sentences:
+        raise ConfigError("\n".join(sentences))
 
 
 def _sentence(error: Any, model: type[BaseModel]) -> str:
@@ -236,19 +222,30 @@ def _override(data: dict[str, Any], text: str, example: str) -> None:
     key, separator, raw = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"an override looks like {example}; got {text!r}")
+    value = _value(raw)
+    sentence = moved(key.strip(), value)
+    if sentence is not None:
+        raise ConfigError(sentence)
     *parents, last = key.strip().split(".")
     for parent in parents:
         child = data.setdefault(parent, {})
         if not isinstance(child, dict):
             raise ConfigError(f"{key!r} goes through {parent!r}, which is a value, not a section")
         data = child
-    if raw.strip() == "null":  # "none" is a value of several keys
+    if value is None:
         data.pop(last, None)
-        return
+    else:
+        data[last] = value
+
+
+def _value(raw: str) -> Any:
+    """Return an override's value: TOML, or else the text as it is; None for null ("none" is a word)."""
+    if raw.strip() == "null":
+        return None
     try:
-        data[last] = tomllib.loads(f"v = {raw}")["v"]
+        return tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
-        data[last] = raw.strip()
+        return raw.strip()
 
 
 def _copy(value: Any) -> Any:

@@ -56,6 +56,13 @@ class DistillationSection(RungSection):
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     max_minutes: float | None = Field(None, gt=0, description="no new step begins after this time")
 
+    def wants_environment(self) -> str | None:
+        """Return what is asked of it: demonstrations, or tasks to sample on."""
+        if self.data is None:
+            return "[distillation] samples in an environment or asks it for demonstrations"
+        playing = f"distillation.on_policy={self.on_policy:g} plays episodes"
+        return playing if self.on_policy > 0 else None
+
     @model_validator(mode="after")
     def _consistent(self) -> DistillationSection:
         given = (self.data is not None) + (self.demonstrations > 0)

@@ -103,6 +103,10 @@ class PreferenceSection(RungSection):
     token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
     max_minutes: float | None = Field(None, gt=0, description="no new epoch begins after this time")
 
+    def wants_environment(self) -> str | None:
+        """Return what is asked of it: pairs."""
+        return f"preference.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
+
     @model_validator(mode="after")
     def _consistent(self) -> PreferenceSection:
         if (self.data is None) == (self.pairs == 0):

@@ -41,6 +41,11 @@ class ProcessRewardModelSection(ScoringSection):
     )
     separator: str = Field("\n", min_length=1, description="what stands between the steps of a solution")
 
+    def wants_environment(self) -> str | None:
+        """Return what is asked of it: solutions, or tasks to be solved."""
+        asks = "process_reward_model without data asks an environment for solutions or tasks"
+        return asks if self.data is None else None
+
     @model_validator(mode="after")
     def _one_source(self) -> ProcessRewardModelSection:
         given = [self.data is not None, self.solutions > 0, self.tasks > 0]

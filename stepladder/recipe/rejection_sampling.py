@@ -70,6 +70,10 @@ class RejectionSamplingSection(Selection, FittingSection):
         0, ge=0, description="accepted episodes held out, whole tasks at a time; 0: no early stop"
     )
 
+    def wants_environment(self) -> str | None:
+        """Return what is played in it."""
+        return "[rejection_sampling] plays episodes"
+
     @model_validator(mode="after")
     def _restart_needs_rounds(self) -> RejectionSamplingSection:
         if self.restart and self.rounds == 1:

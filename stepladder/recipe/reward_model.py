@@ -27,6 +27,10 @@ class RewardModelSection(ScoringSection):
         0.01, ge=0, description="weight of (r_w + r_l)², which fixes the offset of the scores near 0"
     )
 
+    def wants_environment(self) -> str | None:
+        """Return what is asked of it: pairs."""
+        return f"reward_model.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
+
     @model_validator(mode="after")
     def _one_source(self) -> RewardModelSection:
         if (self.data is None) == (self.pairs == 0):

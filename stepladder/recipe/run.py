@@ -110,6 +110,16 @@ class RolloutSection(Section):
     concurrency: int = Field(256, ge=1, description="episodes at the same time")
     deadline: float = Field(60.0, gt=0, description="seconds each of reset, step and close may take")
 
+    refusals = (
+        (
+            lambda s: s.max_tokens >= s.max_context,
+            lambda s: (
+                f"rollout.max_tokens={s.max_tokens} leaves no room for a prompt in rollout.max_context="
+                f"{s.max_context}; try max_context = {s.max_tokens * 4}"
+            ),
+        ),
+    )
+
 
 class EvaluationSection(Section):
     """Held-out evaluation: before the first rung, after each rung."""

@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Refusal = tuple[Callable[..., object], str | Callable[..., str]]
+"""A condition, and the sentence that refuses what meets it: what is wrong, the value, and what works.
+
+The sentence is a format string of the condition's arguments (`s`, the section), or a function of them.
+"""
+
+
+def refuse(rows: Iterable[Refusal], **facts: Any) -> None:
+    """Raise ValueError with the sentence of the first row whose condition holds of `facts`."""
+    for condition, sentence in rows:
+        if condition(**facts):
+            raise ValueError(sentence.format(**facts) if isinstance(sentence, str) else sentence(**facts))
 
 
 class Section(BaseModel):
-    """A closed and immutable table: a key that is not listed is an error."""
+    """A closed and immutable table: a key that is not listed is an error, and so is a contradiction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    refusals: ClassVar[tuple[Refusal, ...]] = ()
+    """What no single key can see, asked in order once all keys are read; each class adds its own."""
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        for kind in reversed(type(self).__mro__):
+            refuse(vars(kind).get("refusals", ()), s=self)
+        return self
+
+
+class OptimizerKeys(Section):
+    """The keys of an optimiser: AdamW with a rate that rises over the warm-up and then stays."""
+
+    learning_rate: float = Field(
+        1e-5, gt=0, allow_inf_nan=False, description="of AdamW, constant after the warm-up"
+    )
+    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
+    )
+    token_budget: int = Field(4096, ge=16, description="distinct tokens per micro-batch")
+    max_minutes: float | None = Field(
+        None, gt=0, description="no new step or epoch begins after this time (evaluations are not counted)"
+    )
+
+
+class EarlyStopKeys(Section):
+    """The keys of epochs that end when the loss on rows held out no longer falls."""
+
+    epochs: int = Field(3, ge=1, description="at most; early stop comes first")
+    batch_size: int = Field(16, ge=1, description="rows per optimiser step")
+    validation: int = Field(16, ge=0, description="rows that are held out; 0: no early stop")
+    patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
+    min_improvement: float = Field(
+        0.002,
+        ge=0,
+        description="by how much a validation loss (per token, where tokens are imitated) must be lower to "
+        "count for patience; the weights of the lowest are kept in any case",
+    )
 
 
 class RungSection(Section):
@@ -25,6 +79,10 @@ class RungSection(Section):
     """Files of training rows that the rung writes, which a resumed run cuts back like its metrics."""
     writes: ClassVar[tuple[str, ...]] = ()
     """Other files that the rung puts into the run folder."""
+
+    def wants_environment(self) -> str | None:
+        """Return what the rung does with an environment, as the start of a sentence, or None if nothing."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class SftSection(FittingSection):
     )
     validation: int = Field(16, ge=0, description="rows held out, chosen by their content; 0: no early stop")
 
+    def wants_environment(self) -> str | None:
+        """Return what is asked of it: demonstrations."""
+        asks = f"sft.demonstrations={self.demonstrations} asks an environment for demonstrations"
+        return asks if self.data is None else None
+
     @model_validator(mode="after")
     def _one_source(self) -> SftSection:
         if (self.data is None) == (self.demonstrations == 0):

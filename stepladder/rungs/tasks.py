@@ -82,8 +82,8 @@ class TaskSampler:
                 if skipped > 100 * self.count + 1000:
                     raise ConfigError(
                         f"{skipped} tasks of the split {self.split!r} were skipped in a row "
-                        f"(rl.sampling = {self.mode!r}); are there tasks of level "
-                        f"{max(self.levels, default=0)}? Try rl.sampling = 'uniform'"
+                        f"(rl.tasks.sampling = {self.mode!r}); are there tasks of level "
+                        f"{max(self.levels, default=0)}? Try rl.tasks.sampling = 'uniform'"
                     )
         return drawn
 
@@ -175,8 +175,8 @@ def level_of(task: Task) -> int:
     level = task.data.get("level")
     if isinstance(level, bool) or not isinstance(level, int):
         raise ConfigError(
-            f"rl.sampling = 'curriculum' needs a whole number data['level'] in every task; {task.id} has "
-            f"{level!r}. Add one, such as 1 for the easiest, or use rl.sampling = 'adaptive'"
+            f"rl.tasks.sampling = 'curriculum' needs a whole number data['level'] in every task; {task.id} "
+            f"has {level!r}. Add one, such as 1 for the easiest, or use rl.tasks.sampling = 'adaptive'"
         )
     return level
 

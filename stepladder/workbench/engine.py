@@ -38,7 +38,7 @@ def make_engine(recipe: CommonRecipe, policy: Policy) -> PolicyEngine:
 
 def trains_while_playing(recipe: CommonRecipe) -> bool:
     """Do the engine and an update compute at the same time?"""
-    return isinstance(recipe, Recipe) and recipe.rl is not None and recipe.rl.max_staleness > 0
+    return isinstance(recipe, Recipe) and recipe.rl is not None and recipe.rl.off_policy.max_staleness > 0
 
 
 def check_engine(section: EngineSection) -> None:

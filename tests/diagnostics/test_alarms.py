@@ -82,7 +82,7 @@ def test_the_echo_trap_is_seen_while_the_reward_still_stands() -> None:
     assert alarm.evidence["reward_std"] < 0.5 * alarm.evidence["reward_std_peak"]
     assert "rl.learning_rate" in alarm.advice
     assert "Advice" in alarm.sentence()
-    assert Change("entropy_target", "set", round(alarm.evidence["surprisal_peak"] / 2, 3)) in alarm.remedy
+    assert Change("entropy.target", "set", round(alarm.evidence["surprisal_peak"] / 2, 3)) in alarm.remedy
 
 
 def test_groups_that_are_lost_count_as_soon_as_the_other_signs() -> None:

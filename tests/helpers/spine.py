@@ -112,7 +112,7 @@ def digit_recipe(out: Path, name: str = "run", *overrides: str) -> Recipe:
             "validation": 16,
         },
         "rl": {
-            "kl_coefficient": 0.0,
+            "kl": {"coefficient": 0.0},
             "steps": 5,
             "tasks_per_step": 3,
             "group_size": 4,

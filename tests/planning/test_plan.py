@@ -57,13 +57,13 @@ def sizes(found: RungPlan) -> dict[str, float]:
 def test_from_ppo_with_four_models_down_to_lora() -> None:
     """Each step down takes a part away: the critic's trunk, then critic and reward model, then the reference,
     then the optimiser of all but an adapter."""
-    ppo = {"algorithm": "ppo", "kl_coefficient": 0.05, "rewards": ["reward_model:not-there"]}
+    ppo = {"algorithm": "ppo", "kl": {"coefficient": 0.05}, "rewards": ["reward_model:not-there"]}
     chain = [
         rl(**ppo),
         rl(**ppo, critic={"trunk": "shared"}),
-        rl(algorithm="grpo", kl_coefficient=0.04),
-        rl(algorithm="grpo", kl_coefficient=0.0),
-        rl(algorithm="grpo", kl_coefficient=0.0, model={"lora": {"rank": 16}}),
+        rl(algorithm="grpo", kl={"coefficient": 0.04}),
+        rl(algorithm="grpo", kl={"coefficient": 0.0}),
+        rl(algorithm="grpo", kl={"coefficient": 0.0}, model={"lora": {"rank": 16}}),
     ]
     peaks = [rung(recipe).peak for recipe in chain]
     assert peaks == sorted(peaks, reverse=True)
@@ -134,10 +134,10 @@ def test_more_work_takes_longer() -> None:
     times = [
         rung(recipe, machine=MACHINE).seconds or 0.0
         for recipe in (
-            rl(algorithm="grpo", kl_coefficient=0.0),
-            rl(algorithm="grpo", kl_coefficient=0.04),
-            rl(algorithm="ppo", kl_coefficient=0.04),
-            rl(algorithm="ppo", kl_coefficient=0.04, updates_per_batch=4),
+            rl(algorithm="grpo", kl={"coefficient": 0.0}),
+            rl(algorithm="grpo", kl={"coefficient": 0.04}),
+            rl(algorithm="ppo", kl={"coefficient": 0.04}),
+            rl(algorithm="ppo", kl={"coefficient": 0.04}, updates_per_batch=4),
         )
     ]
     assert times == sorted(times)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 import stepladder
 from stepladder.errors import ConfigError
-from stepladder.recipe.config import Recipe, bundled_recipes, load_recipe, parse_recipe, rung_sections
-from stepladder.recipe.rl import RlSection
+from stepladder.recipe.config import Recipe, bundled_recipes, load_recipe, parse_recipe
+from stepladder.recipe.moved import MOVED, moved
+from stepladder.recipe.rl import COLUMNS, RlSection
+from stepladder.run.toml import to_toml
 
 ROOT = Path(stepladder.__file__).parent
 BASE: dict[str, Any] = {"environment": {"name": "hidden_digit"}, "rl": {}}
 
 
-def refused(data: dict[str, Any], *overrides: str) -> str:
+def refused(data: dict[str, Any] | Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_recipe(data, overrides)
     return str(caught.value)
@@ -61,36 +64,45 @@ def test_an_unknown_key_names_the_nearest(override: str, words: list[str]) -> No
         (["sft.data=x.jsonl", "sft.demonstrations=3"], ["give either", "'x.jsonl'"]),
         (["rl.algorithm=gprp"], ["no algorithm 'gprp'", "Did you mean 'grpo'?", "gspo"]),
         (["rl.algorithm=grpo", "rl.critic.lam=1.0"], ["no critic", "algorithm = 'ppo'"]),
-        (["rl.algorithm=reinforce", "rl.clip_high=0.2"], ["no ratio to clip", "algorithm = 'grpo'"]),
-        (["rl.algorithm=cispo", "rl.clip_absolute=true"], ["largest weight", "clip_high = 5.0"]),
-        (["rl.algorithm=cispo", "rl.clip_absolute=true", "rl.clip_high=0.9"], ["0.9", "clip_high = 5.0"]),
-        (["rl.algorithm=reinforce", "rl.scale=none"], ["does not divide", "scale='none'"]),
+        (["rl.algorithm=reinforce", "rl.clip.high=0.2"], ["no ratio to clip", "algorithm = 'grpo'"]),
+        (["rl.algorithm=cispo", "rl.clip.absolute=true"], ["largest weight", "clip.high = 5.0"]),
+        (["rl.algorithm=cispo", "rl.clip.absolute=true", "rl.clip.high=0.9"], ["0.9", "clip.high = 5.0"]),
+        (["rl.algorithm=reinforce", "rl.credit.scale=none"], ["does not divide", "scale='none'"]),
         (["rl.group_size=0"], ["rl.group_size", "greater than or equal to 1", "got 0"]),
         (["rl.group_size=1"], ["compares the episodes of a group", "group_size = 8"]),
         (["rl.algorithm=dapo", "rl.group_size=1"], ["group_size"]),
-        (["rl.gamma=0.9"], ["gamma=0.9", "'grpo'", "algorithm = 'ppo'"]),
-        (["rl.algorithm=ppo", "rl.advantage=m:f", "rl.gamma=0.9"], ["gamma=0.9"]),
-        (["rl.turn_gamma=0.5"], ["turn_gamma=0.5", "credit='outcome'", "credit = 'turns'"]),
-        (["rl.algorithm=ppo", "rl.credit=turns", "rl.turn_gamma=0.5"], ["turn_gamma=0.5", "use gamma"]),
-        (["rl.algorithm=reinforce", "rl.correction=behaviour"], ["correction='behaviour'", "token_cap"]),
-        (["rl.learning_rate=inf"], ["rl.learning_rate", "finite", "inf"]),
-        (["rl.kl_coefficient=inf"], ["rl.kl_coefficient", "finite"]),
-        (["rl.algorithm=GRPO"], ["'GRPO'", "Did you mean 'grpo'?"]),
-        (["rl.kl_in=reward", "rl.kl_estimator=k3"], ["biased penalty", "take k1"]),
-        (["rl.kl_estimator=k1"], ["no gradient on average", "take k2 or k3"]),
-        (["rl.algorithm=dapo", "rl.kl_in=loss"], ["where a KL term stands", "kl_coefficient = 0.01"]),
-        (["rl.kl_target=6.0"], ["kl_target=6", "in the loss", 'kl_in = "reward"']),
-        (["rl.kl_coefficient=0", "rl.reference_every=5"], ["reference_every=5", "has none here"]),
-        (["rl.entropy_target=1.0", "rl.entropy_coefficient=0.1"], ["is fixed", "give one"]),
-        (["rl.credit=bilevel"], ["does not go with 'grpo'", "algorithm = 'ppo'"]),
-        (["rl.algorithm=ppo", "rl.credit=gigpo"], ["does not go with 'ppo'", "algorithm = 'grpo'"]),
-        (["rl.credit=turns", "rl.normalise=domain"], ["scores of whole episodes", "'task'"]),
+        (["rl.credit.gamma=0.9"], ["gamma=0.9", "'grpo'", "algorithm = 'ppo'"]),
+        (["rl.algorithm=ppo", "rl.credit.advantage=m:f", "rl.credit.gamma=0.9"], ["gamma=0.9"]),
+        (["rl.credit.turn_gamma=0.5"], ["turn_gamma=0.5", "credit.kind='outcome'", "credit.kind = 'turns'"]),
         (
-            ["rl.algorithm=reinforce", "rl.group_size=1", "rl.normalise=environment"],
+            ["rl.algorithm=ppo", "rl.credit.kind=turns", "rl.credit.turn_gamma=0.5"],
+            ["turn_gamma=0.5", "use gamma"],
+        ),
+        (
+            ["rl.algorithm=reinforce", "rl.off_policy.correction=behaviour"],
+            ["correction='behaviour'", "token_cap"],
+        ),
+        (["rl.learning_rate=inf"], ["rl.learning_rate", "finite", "inf"]),
+        (["rl.kl.coefficient=inf"], ["rl.kl.coefficient", "finite"]),
+        (["rl.algorithm=GRPO"], ["'GRPO'", "Did you mean 'grpo'?"]),
+        (["rl.kl.place=reward", "rl.kl.estimator=k3"], ["biased penalty", "take k1"]),
+        (["rl.kl.estimator=k1"], ["no gradient on average", "take k2 or k3"]),
+        (["rl.algorithm=dapo", "rl.kl.place=loss"], ["where a KL term stands", "rl.kl.coefficient = 0.01"]),
+        (["rl.kl.target=6.0"], ["kl.target=6", "in the loss", "kl.place = 'reward'"]),
+        (["rl.kl.coefficient=0", "rl.kl.reference_every=5"], ["reference_every=5", "has none here"]),
+        (["rl.entropy.target=1.0", "rl.entropy.coefficient=0.1"], ["is fixed", "give one"]),
+        (["rl.credit.kind=bilevel"], ["does not go with 'grpo'", "algorithm = 'ppo'"]),
+        (["rl.algorithm=ppo", "rl.credit.kind=gigpo"], ["does not go with 'ppo'", "algorithm = 'grpo'"]),
+        (["rl.credit.kind=turns", "rl.credit.normalise=domain"], ["scores of whole episodes", "'task'"]),
+        (
+            ["rl.algorithm=reinforce", "rl.group_size=1", "rl.credit.normalise=environment"],
             ["mean of a task's episodes", "group_size = 8", "leave normalise out"],
         ),
-        (["rl.baseline=0.5"], ["fixed number of 'reinforce'"]),
-        (["rl.advantage=a:b", "rl.credit=turns"], ["rl.advantage = 'a:b' replaces", "leave those out"]),
+        (["rl.credit.baseline=0.5"], ["fixed number of 'reinforce'"]),
+        (
+            ["rl.credit.advantage=a:b", "rl.credit.kind=turns"],
+            ["rl.credit.advantage = 'a:b' replaces", "leave those out"],
+        ),
         (
             ["rl.algorithm=ppo", "rl.critic.trunk=shared", "rl.critic.warmup_steps=2"],
             ["a trunk of its own", "trunk = 'separate'"],
@@ -146,10 +158,10 @@ def test_overrides(text: str, path: tuple[str, ...], value: Any) -> None:
 
 
 def test_null_removes_a_key_or_a_section() -> None:
-    data = {**BASE, "rl": {"clip_low": 0.3, "stop_at_success": 0.9}, "sft": {"demonstrations": 3}}
-    recipe = load_recipe(data, ["rl.clip_low=null", "sft=null"])
+    data = {**BASE, "rl": {"clip": {"low": 0.3}, "stop_at_success": 0.9}, "sft": {"demonstrations": 3}}
+    recipe = load_recipe(data, ["rl.clip.low=null", "sft=null"])
     assert recipe.rl is not None
-    assert recipe.rl.clip_low is None
+    assert recipe.rl.clip.low is None
     assert recipe.rl.stop_at_success == 0.9
     assert recipe.sft is None
 
@@ -212,37 +224,115 @@ def _sections(model: type[BaseModel] = Recipe) -> dict[str, type[BaseModel]]:
     """The recipe and every section that it reaches, by class name."""
     found = {model.__name__: model}
     for field in model.model_fields.values():
-        todo = [field.annotation]
-        while todo:
-            kind = todo.pop()
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found |= _sections(kind)
-            todo += get_args(kind)
+        found |= {name: of for kind in _models_in(field.annotation) for name, of in _sections(kind).items()}
     return found
 
 
-def _names_read() -> set[str]:
-    """Attributes that the package reads, and names in tuples by which sections look up their own keys."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _keys(section: type[BaseModel]) -> set[str]:
+    """The keys of a section without those that are tables of their own."""
+    return {key for key, field in section.model_fields.items() if not _models_in(field.annotation)}
+
+
+def _names_read(sources: Iterable[tuple[bool, str]]) -> set[str]:
+    """The attributes that (is it of the recipe, source) read. In recipe/ a section's own methods count alone,
+    not what is refused, for a key that is only refused is a key that is ignored."""
     names: set[str] = set()
-    for file in ROOT.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+    for of_recipe, source in sources:
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                names.add(node.attr)
-            elif file.parent.name == "recipe" and isinstance(node, ast.Tuple):
-                names |= {e.value for e in node.elts if isinstance(e, ast.Constant)}
+                own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                names |= {node.attr} if own or not of_recipe else set()
     return names
 
 
+def _package() -> Iterator[tuple[bool, str]]:
+    for file in ROOT.rglob("*.py"):
+        yield file.parent.name == "recipe", file.read_text(encoding="utf-8")
+
+
+READ = _names_read(_package()) | {key.split(".")[-1] for key in COLUMNS.values()}
+"""What the package reads; the columns of the algorithm's row are read by a table."""
+
+
 def test_the_walk_reaches_nested_tables() -> None:
-    assert {"Recipe", "RlSection", "CriticSection", "LoraSection", "BonusSection"} <= set(_sections())
+    assert {"Recipe", "RlSection", "KlSection", "CriticSection", "LoraSection", "BonusSection"} <= set(
+        _sections()
+    )
+
+
+def _ignored(section: type[BaseModel], read: set[str]) -> list[str]:
+    return sorted(_keys(section) - read)
 
 
 @pytest.mark.parametrize("section", sorted(_sections()))
 def test_every_key_of_a_recipe_is_read_somewhere(section: str) -> None:
-    """Nothing "will be ignored". The registry reads the sections of the rungs by their names."""
-    ignored = set(_sections()[section].model_fields) - _names_read() - set(rung_sections())
-    assert not ignored, f"{section} has keys that nothing reads: {sorted(ignored)}"
+    """Nothing "will be ignored"."""
+    assert not _ignored(_sections()[section], READ)
+
+
+def test_a_key_that_is_only_refused_would_be_found() -> None:
+    planted = create_model("Planted", used=(int, 0), own=(int, 0), idle=(int, 0))
+    refusal = "class Planted:\n    refusals = ((lambda s: s.idle, 'no'),)\n    def f(self): return self.own"
+    read = _names_read([(True, refusal), (False, "section.used"), (False, "section.idle = 1")])
+    assert _ignored(planted, read) == ["idle"]
+
+
+@pytest.mark.parametrize("section", sorted(_sections()))
+def test_no_section_has_more_than_twenty_keys(section: str) -> None:
+    assert len(_keys(_sections()[section])) <= (27 if section == "PreferenceSection" else 20)
+
+
+def test_a_section_of_21_keys_would_be_found() -> None:
+    planted = create_model("Planted", **{f"key_{i}": (int, i) for i in range(21)}, table=(RlSection, None))
+    assert len(_keys(planted)) == 21
+
+
+# -- old keys ----------------------------------------------------------------------------------------------
+
+
+def _as_sections(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_key_names_its_new_place(old: str, tmp_path: Path) -> None:
+    """As a dictionary, as TOML and on the command line; and the new place is there."""
+    wanted = f"{old} is now {MOVED[old]}"
+    assert refused(_as_sections(old, 1)) == wanted
+    file = tmp_path / "r.toml"
+    file.write_text(to_toml(_as_sections(old, 1)))
+    assert refused(file) == wanted
+    assert refused(BASE, f"{old}=1") == wanted
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        parse_recipe(_as_sections(old, 1))
+    *tables, key = MOVED[old].split(".")
+    section: Any = Recipe
+    for table in tables:
+        (section,) = _models_in(section.model_fields[table].annotation)
+    assert key in section.model_fields
+
+
+def test_what_is_no_old_key_is_not_taken_for_one() -> None:
+    assert moved("rl.steps", 3) is None
+    assert moved("rl.credit", {"kind": "turns"}) is None
+    recipe = load_recipe({**BASE, "rl": {"credit": {"kind": "turns"}}}, ["rl.credit=null"])
+    assert recipe.rl is not None
+    assert recipe.rl.credit.kind == "outcome"
+    assert "rl.clip_low is now" in refused(BASE, "rl.clip_low=null")
+
+
+def test_all_old_keys_are_named_at_once() -> None:
+    message = refused({**BASE, "rl": {"clip_low": 0.1, "credit": "turns", "kl": {"coefficient": 0.1}}})
+    assert message.splitlines() == ["rl.clip_low is now rl.clip.low", "rl.credit is now rl.credit.kind"]
 
 
 @pytest.mark.parametrize("section", sorted(_sections()))
@@ -257,7 +347,7 @@ def test_sections_are_closed_and_frozen(section: str) -> None:
 
 def test_a_recipe_changes_columns_of_the_row() -> None:
     row = RlSection(
-        algorithm="dapo", clip_low=0.1, clip_high=0.3, aggregation="token_mean", scale="none"
+        algorithm="dapo", clip={"low": 0.1, "high": 0.3}, aggregation="token_mean", credit={"scale": "none"}
     ).row()
     assert (row.clip_low, row.clip_high, row.aggregation, row.scale) == (0.1, 0.3, "token_mean", "none")
     assert row.kl_in == "none"
@@ -275,7 +365,7 @@ def test_a_recipe_changes_columns_of_the_row() -> None:
 def test_the_kl_term_by_its_coefficient(
     algorithm: str, coefficient: float | None, kl_in: str, wanted: float
 ) -> None:
-    row = RlSection(algorithm=algorithm, kl_coefficient=coefficient).row()
+    row = RlSection(algorithm=algorithm, kl={"coefficient": coefficient}).row()
     assert (row.kl_in, row.kl_coefficient) == (kl_in, wanted)
 
 

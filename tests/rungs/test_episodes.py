@@ -32,7 +32,9 @@ def test_sampled_and_trained_tokens_have_names_of_their_own(tmp_path: Path) -> N
         assert "tokens" not in m
 
 
-@pytest.mark.parametrize(("more", "rests"), [((), True), (("rl.max_staleness=1", "run.exact=false"), False)])
+@pytest.mark.parametrize(
+    ("more", "rests"), [((), True), (("rl.off_policy.max_staleness=1", "run.exact=false"), False)]
+)
 def test_the_engine_rests_in_each_update_unless_it_plays_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], rests: bool
 ) -> None:

@@ -63,7 +63,7 @@ def test_conversations_are_read_once_for_sft_and_for_its_replay(tmp_path: Path, 
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = (f"sft.data={data}", "sft.demonstrations=0", "sft.epochs=1", "sft.validation=4")
-    recipe = digit_recipe(tmp_path, "run", *given, "rl.steps=1", "rl.replay=0.5", "evaluation.raw=0")
+    recipe = digit_recipe(tmp_path, "run", *given, "rl.steps=1", "rl.replay.weight=0.5", "evaluation.raw=0")
     WATCHED.add(str(data))
     ladder.train(recipe, display=Display(quiet=True))
     assert opened[str(data)] == 1

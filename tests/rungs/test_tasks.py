@@ -230,7 +230,7 @@ def test_an_epoch_of_tasks_that_may_be_skipped_is_refused(mode: Any) -> None:
     """Passes end when the order is walked through. What a curriculum had not opened by then, or a draw by
     success had left out, was never played: with one epoch and nothing solved, a third of 60 tasks came."""
     with pytest.raises(ConfigError, match=r"epochs=1 .* set sampling = 'uniform', or leave epochs out"):
-        load_recipe({**SHORT, "rl": {"epochs": 1, "sampling": mode}})
+        load_recipe({**SHORT, "rl": {"tasks": {"epochs": 1, "sampling": mode}}})
     with pytest.raises(ConfigError, match="sampling = 'uniform'"):
         TaskSampler(graded(60, 3), "train", mode=mode, seed=0, epochs=1)
-    load_recipe({**SHORT, "rl": {"sampling": mode}})
+    load_recipe({**SHORT, "rl": {"tasks": {"sampling": mode}}})

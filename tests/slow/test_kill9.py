@@ -11,8 +11,8 @@ from spine import assert_same, lines, outcome
 KILLS = 20
 # A reference, adaptive sampling, two updates a batch and evaluations: all that a checkpoint must remember.
 SETTINGS = (
-    "rl.kl_coefficient=0.01",
-    "rl.sampling=adaptive",
+    "rl.kl.coefficient=0.01",
+    "rl.tasks.sampling=adaptive",
     "rl.updates_per_batch=2",
     "rl.evaluate_every=40",
     "rl.steps=160",
@@ -25,11 +25,11 @@ SETTINGS = (
 WITH_CRITIC = (
     *SETTINGS,
     "rl.algorithm=ppo",
-    "rl.kl_target=0.5",
-    "rl.kl_horizon=1000",
-    "rl.reference_every=7",
-    "rl.entropy_target=1.0",
-    "rl.dynamic_sampling=true",
+    "rl.kl.target=0.5",
+    "rl.kl.horizon=1000",
+    "rl.kl.reference_every=7",
+    "rl.entropy.target=1.0",
+    "rl.tasks.dynamic_sampling=true",
 )
 
 

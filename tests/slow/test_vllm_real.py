@@ -109,7 +109,7 @@ DIGIT = (*SECTION, 'model.options={ symbols = ["?", "S", "0", "1", "2", "3", "4"
 # An untrained model that rambles to its limit, so that every sync cuts generations.
 AHEAD = (
     *DIGIT,
-    "rl.max_staleness=2",
+    "rl.off_policy.max_staleness=2",
     "rl.steps=8",
     "rl.tasks_per_step=4",
     "rl.learning_rate=1e-2",
@@ -199,7 +199,7 @@ def test_a_killed_server_ends_the_run_in_seconds_and_a_resumed_run_loses_nothing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, staleness: int, victim: str
 ) -> None:
     few = ("rl.steps=6", "evaluation.raw=0", "evaluation.tasks=2", "run.checkpoint_every=1")
-    recipe = digit_recipe(tmp_path, "run", *DIGIT, *few, f"rl.max_staleness={staleness}")
+    recipe = digit_recipe(tmp_path, "run", *DIGIT, *few, f"rl.off_policy.max_staleness={staleness}")
     run, killed_at = tmp_path / "run", [0.0]
     made: list[Any] = []
 

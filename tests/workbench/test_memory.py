@@ -25,7 +25,7 @@ from stepladder.policies.heads import ScoredModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.recipe.preference import PreferenceSection
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.reports.summary import summarise
 from stepladder.run.progress import Display
 from stepladder.rungs.distillation.update import distillation_update

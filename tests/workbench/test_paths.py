@@ -104,7 +104,7 @@ def test_globs_reward_models_own_functions_and_mixed_worlds(
                 "options": {"worlds": worlds},
                 "rewards": ["reward_model:rm,org/rm?combine=min", "package.module:reward"],
             },
-            rl={"loss": "own.py:loss", "advantage": "package:advantage"},
+            rl={"loss": "own.py:loss", "credit": {"advantage": "package:advantage"}},
         )
     )
     assert made.sft.data == f"{tmp_path}/data/*.jsonl"
@@ -116,7 +116,7 @@ def test_globs_reward_models_own_functions_and_mixed_worlds(
         {"name": f"{tmp_path}/w.py:World", "weight": 2, "label": "w.py:World"},  # its domains keep their name
         {"name": "calculator"},
     ]
-    assert (made.rl.loss, made.rl.advantage) == (f"{tmp_path}/own.py:loss", "package:advantage")
+    assert (made.rl.loss, made.rl.credit.advantage) == (f"{tmp_path}/own.py:loss", "package:advantage")
 
 
 SCORER = "reward_model:org/rm,runs/x/final?combine=min"

@@ -13,7 +13,7 @@ from stepladder.objectives.reduce import aggregate, step_denominators
 from stepladder.policies.heads import ValueModel
 from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.rungs.accumulate import Metrics, PartLoss, accumulate, take_step
 from stepladder.rungs.rl.update import RlBatch
 

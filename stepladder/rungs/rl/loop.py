@@ -140,8 +140,8 @@ def collect(parts: RlParts) -> Collected:
         parts.sampler.next if stream is None else lambda n: [],  # the stream draws for itself
         groups=settings.tasks_per_step,
         dynamic=settings.row().dynamic_sampling,
-        max_refills=settings.max_refills,
-        keep=settings.keep_groups,
+        max_refills=settings.tasks.max_refills,
+        keep=settings.tasks.keep_groups,
     )
     if got.metrics.get("groups_kept") == 0 and parts.state.dry + 1 >= DRY_STEPS:
         raise nothing_to_learn(got.played)
@@ -182,7 +182,7 @@ def update(parts: RlParts, batch: RlBatch, *, stale: bool = False) -> Metrics:
     if not batch.samples:
         return {**metrics, "updated": 0.0, "grad_norm": 0.0, "trained_tokens": 0.0}
     rules, exact = update_rules(parts)
-    if settings.entropy_target is not None:
+    if settings.entropy.target is not None:
         metrics["entropy_coefficient"] = rules.entropy_coefficient
     waiting = critic is not None and state.step < critic.settings.warmup_steps
     if waiting:  # the policy stays as it is; that the sampler was this policy is proven all the same
@@ -258,7 +258,7 @@ def remember(parts: RlParts, groups: Sequence[Group], metrics: Metrics) -> None:
     state.tool_rate = metrics["tool_rate"]
     state.step += 1
     state.history.append(metrics["success"])
-    every = settings.reference_every
+    every = settings.kl.reference_every
     if every and state.step % every == 0:
         state.reference_step = state.step
         parts.on_refresh(state.step)
@@ -290,16 +290,17 @@ def update_rules(parts: RlParts) -> tuple[UpdateRules, bool]:
     settings, bench = parts.settings, parts.bench
     exact = bench.engine.in_process and bench.engine.dtype == bench.policy.dtype == torch.float32
     correction: Correction
-    if settings.correction == "auto":
-        correction = "none" if exact and not settings.max_staleness else "token_cap"
+    asked, stale = settings.off_policy.correction, settings.off_policy.max_staleness > 0
+    if asked == "auto":
+        correction = "token_cap" if stale or not exact else "none"
     else:
-        correction = "none" if settings.correction == "behaviour" else settings.correction
+        correction = "none" if asked == "behaviour" else asked
     rules = UpdateRules(
         row=settings.row(),
         temperature=bench.recipe.rollout.temperature,
         token_budget=settings.token_budget,
         correction=correction,
-        clip_against="behaviour" if settings.correction == "behaviour" else "proximal",
+        clip_against="behaviour" if asked == "behaviour" else "proximal",
         constant=float(bench.recipe.rollout.max_tokens * bench.limits.max_turns),
         entropy_coefficient=entropy_bonus(settings, parts.state),
         loss=parts.own_loss,

@@ -21,7 +21,7 @@ from stepladder.workbench.bench import Workbench
 def first_batch(bench: Workbench, settings: RlSection, own_advantage: Any, samples: int) -> Preview:
     """Play a batch, and return its samples, those with the strongest advantages first."""
     seed = bench.recipe.run.seed
-    sampler = TaskSampler(bench.world, "train", mode=settings.sampling, seed=seed)
+    sampler = TaskSampler(bench.world, "train", mode=settings.tasks.sampling, seed=seed)
     tasks = sampler.next(min(settings.tasks_per_step, max(1, samples)))
     groups = bench.play(tasks, group_size=settings.group_size, seed=seed)
     refuse_dead_world(groups)

@@ -17,7 +17,7 @@ from stepladder.policies.policy import Policy
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.config import Recipe
 from stepladder.recipe.rl import RlSection
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.rungs.base import POLICY, Rung
 from stepladder.rungs.demonstrations import sft_data
 from stepladder.rungs.preview import Preview
@@ -65,7 +65,7 @@ class RlRung(Rung):
             reference=row.kl_in != "none",
             critic=critic.trunk if row.needs_critic else "none",
             plays=True,
-            plays_ahead=section.max_staleness > 0,
+            plays_ahead=section.off_policy.max_staleness > 0,
             updates=section.updates_per_batch,
         )
 
@@ -82,9 +82,9 @@ class RlRung(Rung):
         self.sampler = TaskSampler(
             run.bench.world,
             "train",
-            mode=settings.sampling,
+            mode=settings.tasks.sampling,
             seed=run.recipe.run.seed,
-            epochs=settings.epochs,
+            epochs=settings.tasks.epochs,
         )
         self.stream: GroupStream | None = None
         self.waiting: list[dict[str, Any]] = []  # what a stream had begun, of an earlier process
@@ -157,7 +157,7 @@ class RlRung(Rung):
     def _stream(self) -> Iterator[GroupStream | None]:
         """Groups that are played while the policy is trained, where the recipe asks for it."""
         run, settings = self.run, self.settings
-        if not settings.max_staleness:
+        if not settings.off_policy.max_staleness:
             self.finished, self.waiting = put_back(self.sampler, self.waiting, step=self.step), []
             yield None
             return
@@ -194,14 +194,19 @@ class RlRung(Rung):
     def _replay(self) -> Replay | None:
         """The demonstrations of [sft], where the recipe mixes them in."""
         s, recipe = self.settings, self.run.recipe
-        if not s.replay:
+        if not s.replay.weight:
             return None
         assert isinstance(recipe, Recipe)
         assert recipe.sft is not None
         data = sft_data(self.run.bench, recipe.sft, seed=recipe.run.seed)
         self.run.folder.log_data("sft", data.facts())
         return Replay(
-            self.run.bench.policy, data.train, s.replay, s.replay_batch, s.token_budget, recipe.run.seed
+            self.run.bench.policy,
+            data.train,
+            s.replay.weight,
+            s.replay.batch,
+            s.token_budget,
+            recipe.run.seed,
         )
 
     def _trained(self) -> nn.Module:
@@ -221,7 +226,7 @@ class RlRung(Rung):
         self.watch.guard(self.reference)
         run = self.run.recipe.run
         oldest = step - (run.keep_checkpoints + 1) * run.checkpoint_every
-        every = self.settings.reference_every
+        every = self.settings.kl.reference_every
         needed = max(oldest, 0) // every * every
         for old in range(0, needed, every):
             self._reference_path(old).unlink(missing_ok=True)
@@ -258,7 +263,8 @@ class RlRung(Rung):
 
 def own_advantage(settings: RlSection) -> Any:
     """The user's function, or None. Raises ConfigError where the path names nothing."""
-    return None if settings.advantage is None else load_object(settings.advantage, what="rl.advantage")
+    path = settings.credit.advantage
+    return None if path is None else load_object(path, what="rl.credit.advantage")
 
 
 def own_loss(settings: RlSection) -> Any:
@@ -269,14 +275,13 @@ def own_loss(settings: RlSection) -> Any:
 def check_settings(settings: RlSection, max_turns: int, world: CheckedWorld) -> None:
     """Raise ConfigError for an own function that is not there, a horizon without room, a curriculum without
     levels."""
-    for key in ("advantage", "loss"):
-        path = getattr(settings, key)
-        if path is not None and not callable(load_object(path, what=f"rl.{key}")):
-            raise ConfigError(f"rl.{key} = {path!r} is not a function; give the path of one")
-    if settings.horizon_start is not None and settings.horizon_start > max_turns:
+    for key, path in (("rl.credit.advantage", settings.credit.advantage), ("rl.loss", settings.loss)):
+        if path is not None and not callable(load_object(path, what=key)):
+            raise ConfigError(f"{key} = {path!r} is not a function; give the path of one")
+    if settings.horizon.start is not None and settings.horizon.start > max_turns:
         raise ConfigError(
-            f"rl.horizon_start={settings.horizon_start} is beyond rollout.max_turns={max_turns}, to which "
-            f"the horizon grows; try horizon_start = {max(1, max_turns // 2)}"
+            f"rl.horizon.start={settings.horizon.start} is beyond rollout.max_turns={max_turns}, to which "
+            f"the horizon grows; try rl.horizon.start = {max(1, max_turns // 2)}"
         )
-    if settings.sampling == "curriculum":
+    if settings.tasks.sampling == "curriculum":
         levels_of(world, "train")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stepladder.recipe.rl_parts import BonusSection
+from stepladder.recipe.rl_credit import BonusSection
 from stepladder.types import Group, Message, Score, Trajectory
 
 

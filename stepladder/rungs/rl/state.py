@@ -7,7 +7,7 @@ from typing import Any
 
 from stepladder.objectives.kl import adaptive_entropy_coefficient, adaptive_kl_coefficient
 from stepladder.recipe.rl import RlSection
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.rungs.rl.shaping import Shaping, annealed
 from stepladder.rungs.rl.turn_credit import CreditRules, OwnAdvantage
 
@@ -47,18 +47,18 @@ class RlState:
 def credit_rules(settings: RlSection, state: RlState, own: OwnAdvantage | None = None) -> CreditRules:
     """How this step's rewards become advantages."""
     critic = settings.critic or CriticSection()
-    discount = settings.turn_gamma
+    discount = settings.credit.turn_gamma
     if discount is None:
-        discount = 0.95 if settings.credit == "gigpo" else 1.0
+        discount = 0.95 if settings.credit.kind == "gigpo" else 1.0
     return CreditRules(
-        credit=settings.credit,
-        normalise=settings.normalise,
-        baseline=settings.baseline or 0.0,
-        gamma=settings.gamma,
+        credit=settings.credit.kind,
+        normalise=settings.credit.normalise,
+        baseline=settings.credit.baseline or 0.0,
+        gamma=settings.credit.gamma,
         turn_gamma=discount,
         lam=critic.lam,
         turn_lam=critic.turn_lam,
-        anchor_weight=settings.anchor_weight,
+        anchor_weight=settings.credit.anchor_weight,
         kl_coefficient=reward_kl_coefficient(settings, state),
         bootstrap=critic.bootstrap,
         own=own,
@@ -74,28 +74,28 @@ def reward_kl_coefficient(settings: RlSection, state: RlState) -> float:
 
 
 def adapt_kl(settings: RlSection, state: RlState, kl: float, episodes: int) -> None:
-    """Move β towards rl.kl_target, by the KL of an episode just measured."""
-    if settings.kl_target is not None and episodes:
+    """Move β towards rl.kl.target, by the KL of an episode just measured."""
+    if settings.kl.target is not None and episodes:
         state.kl_coefficient = adaptive_kl_coefficient(
             reward_kl_coefficient(settings, state),
             kl=kl,
-            target=settings.kl_target,
+            target=settings.kl.target,
             samples=episodes,
-            horizon=settings.kl_horizon,
+            horizon=settings.kl.horizon,
         )
 
 
 def entropy_bonus(settings: RlSection, state: RlState) -> float:
     """The coefficient to apply now: fixed, or moved by the entropy that the last step measured."""
-    if settings.entropy_target is None:
-        return settings.entropy_coefficient
+    if settings.entropy.target is None:
+        return settings.entropy.coefficient
     if state.entropy is None:
         return 0.0
     state.entropy_coefficient, now = adaptive_entropy_coefficient(
         state.entropy_coefficient,
         entropy=state.entropy,
-        target=settings.entropy_target,
-        delta=settings.entropy_step,
+        target=settings.entropy.target,
+        delta=settings.entropy.step,
     )
     return now
 
@@ -106,12 +106,12 @@ def shaping_rules(settings: RlSection, state: RlState, max_tokens: int) -> Shapi
         bonuses=[(bonus, annealed(bonus, state.step, state.tool_rate)) for bonus in settings.bonuses],
         overlong=settings.row().overlong_penalty,
         limit=max_tokens,
-        buffer=settings.overlong_share * max_tokens,
+        buffer=settings.overlong.share * max_tokens,
     )
 
 
 def horizon(settings: RlSection, state: RlState, max_turns: int) -> int:
     """Turns that an episode of this step may have."""
-    if settings.horizon_start is None:
+    if settings.horizon.start is None:
         return max_turns
-    return min(max_turns, settings.horizon_start + state.step // settings.horizon_every)
+    return min(max_turns, settings.horizon.start + state.step // settings.horizon.every)

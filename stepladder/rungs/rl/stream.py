@@ -51,7 +51,7 @@ def open_stream(
             draw,
             play,
             per_step=settings.tasks_per_step,
-            max_staleness=settings.max_staleness,
+            max_staleness=settings.off_policy.max_staleness,
             at_once=max(1, bench.limits.concurrency // settings.group_size),
             version=step,
         )

@@ -92,14 +92,16 @@ def own_advantages(function: OwnAdvantage, episodes: Episodes, table: TokenTable
         lists = [] if isinstance(got, Tensor) else [list(v) if isinstance(v, Sequence) else None for v in got]
         if [-1 if v is None else len(v) for v in lists] != counts.tolist():
             raise ConfigError(
-                f"rl.advantage returned {type(got).__name__} for {len(counts)} trajectories; return a tensor "
-                f"of shape ({len(counts)},), or for each trajectory a list with one number for each turn "
-                f"(here {counts.tolist()[:4]}...)"
+                f"rl.credit.advantage returned {type(got).__name__} for {len(counts)} trajectories; return a "
+                f"tensor of shape ({len(counts)},), or for each trajectory a list with one number for each "
+                f"turn (here {counts.tolist()[:4]}...)"
             )
         flat = torch.tensor([v for turns in lists for v in turns or ()], dtype=torch.float64)
         values = spread_turns(flat, _flat_turns(table, counts))
     if not torch.isfinite(values).all():
-        raise ConfigError("rl.advantage returned NaN or infinity; return 0 for what should not be trained on")
+        raise ConfigError(
+            "rl.credit.advantage returned NaN or infinity; return 0 for what should not be trained on"
+        )
     return values
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepladder.algorithms import ALGORITHMS
 from stepladder.policies.optimizer import MasterOptimizer
-from stepladder.recipe.rl_parts import CriticSection
+from stepladder.recipe.rl_credit import CriticSection
 from stepladder.rungs.rl.critic import Critic, explained_variance
 from stepladder.rungs.rl.update import RlBatch, UpdateRules, rl_update
 from stepladder.types import TrainingSample

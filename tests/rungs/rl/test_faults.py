@@ -42,7 +42,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(tmp_path: Path, world: str, staleness: int, *overrides: str) -> Path:
     name = f"environment.name=tests/helpers/fault_worlds.py:{world}"
-    given = (*SMALL, name, f"rl.max_staleness={staleness}", *overrides)
+    given = (*SMALL, name, f"rl.off_policy.max_staleness={staleness}", *overrides)
     return ladder.train(digit_recipe(tmp_path, "run", *given), display=Display(quiet=True))
 
 
@@ -193,7 +193,7 @@ def test_the_end_of_the_data_in_the_middle_of_a_batch_ends_the_run_cleanly(
     tmp_path: Path, staleness: int
 ) -> None:
     """10 tasks, 3 a step: three steps and one of a single group; RL ends before its 6 steps."""
-    run = train(tmp_path, "Uneven", staleness, "rl.epochs=1", "environment.options={ train = 10 }")
+    run = train(tmp_path, "Uneven", staleness, "rl.tasks.epochs=1", "environment.options={ train = 10 }")
     assert_each_once(run, steps=4)
     assert [m["episodes"] for m in steps_of(run)] == [12, 12, 12, 4]
     end = {k: steps_of(run)[-1][f"tasks_{k}"] for k in ("drawn", "trained", "waiting")}
@@ -205,7 +205,7 @@ def test_the_end_of_the_data_in_the_middle_of_a_batch_ends_the_run_cleanly(
 
 @both
 def test_data_that_end_with_a_batch_leave_no_empty_step(tmp_path: Path, staleness: int) -> None:
-    run = train(tmp_path, "Uneven", staleness, "rl.epochs=2", "environment.options={ train = 6 }")
+    run = train(tmp_path, "Uneven", staleness, "rl.tasks.epochs=2", "environment.options={ train = 6 }")
     assert_each_once(run, steps=4)
 
 

@@ -63,7 +63,7 @@ def success(tmp_path: Path, *settings: str) -> list[float]:
         "rollout": {"max_turns": 1, "max_tokens": 3, "max_context": 32},
         "sft": {"demonstrations": 64, "epochs": 6, "batch_size": 16, "learning_rate": 5e-3, "validation": 0},
         "rl": {
-            "kl_coefficient": 0.0,
+            "kl": {"coefficient": 0.0},
             "steps": 12,
             "tasks_per_step": 6,
             "group_size": 8,
@@ -81,13 +81,13 @@ def success(tmp_path: Path, *settings: str) -> list[float]:
 @pytest.mark.parametrize(
     "settings",
     [
-        "rl.algorithm=reinforce rl.baseline=0.2",
-        "rl.algorithm=rloo rl.kl_coefficient=null",
-        "rl.algorithm=reinforce++ rl.kl_coefficient=null",
+        "rl.algorithm=reinforce rl.credit.baseline=0.2",
+        "rl.algorithm=rloo rl.kl.coefficient=null",
+        "rl.algorithm=reinforce++ rl.kl.coefficient=null",
         "rl.algorithm=reinforce++-baseline",
-        "rl.algorithm=ppo rl.kl_coefficient=null rl.critic.learning_rate=3e-3",
+        "rl.algorithm=ppo rl.kl.coefficient=null rl.critic.learning_rate=3e-3",
         "rl.algorithm=ppo rl.critic.trunk=shared",
-        "rl.algorithm=grpo rl.kl_coefficient=null",
+        "rl.algorithm=grpo rl.kl.coefficient=null",
         "rl.algorithm=dr_grpo",
         "rl.algorithm=dapo",
         "rl.algorithm=gspo rl.steps=30",
@@ -119,7 +119,12 @@ class _Paid(_Lever):
         return Step(reward=self.worth, terminated=True, info={"success": self.worth > 0.5})
 
 
-ENDLESS = ("rl.dynamic_sampling=true", "rl.max_refills=1", "rl.tasks_per_step=2", "rollout.max_tokens=12")
+ENDLESS = (
+    "rl.tasks.dynamic_sampling=true",
+    "rl.tasks.max_refills=1",
+    "rl.tasks_per_step=2",
+    "rollout.max_tokens=12",
+)
 
 
 def test_tasks_that_cannot_be_learned_end_the_run_with_their_solve_rate(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_it_holds_what_rl_would_unlearn() -> None:
 def test_a_run_replays_its_demonstrations_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replaying = ("rl.replay=0.5", "rl.replay_batch=4", "rl.updates_per_batch=2")
+    replaying = ("rl.replay.weight=0.5", "rl.replay.batch=4", "rl.updates_per_batch=2")
 
     def recipe(name: str) -> Any:
         return digit_recipe(tmp_path, name, *replaying)
@@ -120,14 +120,14 @@ def test_a_run_replays_its_demonstrations_and_resumes(
 
 def test_there_must_be_something_to_replay(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no \[sft\]"):
-        digit_recipe(tmp_path, "run", "rl.replay=0.5", "sft=null")
+        digit_recipe(tmp_path, "run", "rl.replay.weight=0.5", "sft=null")
 
 
 def test_a_checkpoint_is_trained_on_with_rows_that_are_only_replayed(tmp_path: Path) -> None:
     """`sft.epochs = 0`: no step of SFT and no evaluation after it; the rows are said and replayed."""
     start = ladder.train(digit_recipe(tmp_path, "start", "rl=null"), display=Display(quiet=True))
     checkpoint = (f"model.name={start / 'final'}", "model.options={}")
-    replaying = ("sft.epochs=0", "rl.replay=0.5", "rl.replay_batch=4")
+    replaying = ("sft.epochs=0", "rl.replay.weight=0.5", "rl.replay.batch=4")
     run = ladder.train(digit_recipe(tmp_path, "run", *checkpoint, *replaying), display=Display(quiet=True))
     metrics = lines(run / "metrics.jsonl")
     assert {m["phase"] for m in metrics} == {"rl"}
@@ -137,5 +137,5 @@ def test_a_checkpoint_is_trained_on_with_rows_that_are_only_replayed(tmp_path: P
 
 
 def test_rows_that_nothing_replays_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sft\.epochs=0 .* nothing replays them; set rl\.replay"):
+    with pytest.raises(ConfigError, match=r"sft\.epochs=0 .* nothing replays them; set rl\.replay\.weight"):
         digit_recipe(tmp_path, "run", "sft.epochs=0")

@@ -11,7 +11,7 @@ from told_episodes import episode, group
 
 from stepladder.errors import ConfigError
 from stepladder.recipe.config import load_recipe
-from stepladder.recipe.rl_parts import BonusSection
+from stepladder.recipe.rl_credit import BonusSection
 from stepladder.rungs.rl.shaping import Shaping, annealed, overlong, shaped
 from stepladder.types import Failure, Message, ToolCall, Trajectory
 

@@ -18,7 +18,7 @@ from stepladder.rungs.rl.state import (
 
 def test_the_kl_coefficient_adapts_from_the_rows() -> None:
     """Ziegler: .2 with KL 9, target 6, 256 episodes, horizon 10,000: .2·(1 + .2·.0256) = .201024."""
-    settings = RlSection(algorithm="ppo", kl_coefficient=0.2, kl_target=6.0)
+    settings = RlSection(algorithm="ppo", kl={"coefficient": 0.2, "target": 6.0})
     state = RlState()
     assert reward_kl_coefficient(settings, state) == 0.2
     adapt_kl(settings, state, 9.0, 256)
@@ -36,7 +36,7 @@ def test_without_a_target_it_stays() -> None:
 
 
 def test_the_entropy_bonus_rises_below_its_target_and_is_off_above() -> None:
-    settings, state = RlSection(entropy_target=1.0), RlState()
+    settings, state = RlSection(entropy={"target": 1.0}), RlState()
     assert entropy_bonus(settings, state) == 0.0  # nothing measured yet
     state.entropy = 0.5
     assert entropy_bonus(settings, state) == pytest.approx(0.005)
@@ -44,19 +44,19 @@ def test_the_entropy_bonus_rises_below_its_target_and_is_off_above() -> None:
     state.entropy = 1.5
     assert entropy_bonus(settings, state) == 0.0
     assert state.entropy_coefficient == pytest.approx(0.005)
-    assert entropy_bonus(RlSection(entropy_coefficient=0.02), state) == 0.02
+    assert entropy_bonus(RlSection(entropy={"coefficient": 0.02}), state) == 0.02
 
 
 def test_the_horizon_grows_to_the_limit() -> None:
-    settings = RlSection(horizon_start=2, horizon_every=5)
+    settings = RlSection(horizon={"start": 2, "every": 5})
     assert [horizon(settings, RlState(step=s), 4) for s in (0, 4, 5, 10, 50)] == [2, 2, 3, 4, 4]
     assert horizon(RlSection(), RlState(), 4) == 4
 
 
 def test_discounts_over_turns_have_the_default_of_their_method() -> None:
-    assert credit_rules(RlSection(credit="gigpo"), RlState()).turn_gamma == 0.95
-    assert credit_rules(RlSection(credit="turns"), RlState()).turn_gamma == 1.0
-    assert credit_rules(RlSection(credit="gigpo", turn_gamma=0.5), RlState()).turn_gamma == 0.5
+    assert credit_rules(RlSection(credit={"kind": "gigpo"}), RlState()).turn_gamma == 0.95
+    assert credit_rules(RlSection(credit={"kind": "turns"}), RlState()).turn_gamma == 1.0
+    assert credit_rules(RlSection(credit={"kind": "gigpo", "turn_gamma": 0.5}), RlState()).turn_gamma == 0.5
 
 
 def test_dapo_punishes_length_and_others_do_not() -> None:
@@ -64,7 +64,9 @@ def test_dapo_punishes_length_and_others_do_not() -> None:
     rules = shaping_rules(RlSection(algorithm="dapo"), RlState(), 100)
     assert (rules.overlong, rules.limit, rules.buffer) == (1.0, 100, 20.0)
     assert shaping_rules(RlSection(), RlState(), 100).overlong == 0.0
-    assert shaping_rules(RlSection(algorithm="dapo", overlong_penalty=0.0), RlState(), 100).overlong == 0.0
+    assert (
+        shaping_rules(RlSection(algorithm="dapo", overlong={"penalty": 0.0}), RlState(), 100).overlong == 0.0
+    )
 
 
 def test_the_state_survives_a_checkpoint() -> None:

@@ -25,7 +25,7 @@ from stepladder.workbench.bench import Workbench
 ASYNC = (
     "run.exact=false",
     "run.checkpoint_every=2",
-    "rl.max_staleness=2",
+    "rl.off_policy.max_staleness=2",
     "rl.steps=8",
     "rl.tasks_per_step=3",
     "evaluation.raw=0",
@@ -147,11 +147,16 @@ def test_a_smaller_bound_at_resume_loses_no_group(
     with monkeypatch.context() as patch:
         at_call(patch, rl, "collect", 4, interrupt, after=False)
         with pytest.raises(RunStopped, match="rl step 3"):
-            train(tmp_path, "rl.epochs=1", "environment.options={ train = 40 }", "rl.steps=40")
+            train(tmp_path, "rl.tasks.epochs=1", "environment.options={ train = 40 }", "rl.steps=40")
     recipe = tmp_path / "run" / "recipe.toml"
-    bound = changed if changed.startswith("max") else f"max_staleness = 0\n{changed}"
-    assert "max_staleness = 2\n" in recipe.read_text()
-    recipe.write_text(recipe.read_text().replace("max_staleness = 2\n", f"{bound}\n"))
+    text, tasks = recipe.read_text(), "[rl.tasks]\n"
+    assert "max_staleness = 2\n" in text
+    assert tasks in text
+    if changed.startswith("max"):
+        text = text.replace("max_staleness = 2", changed)
+    else:
+        text = text.replace("max_staleness = 2", "max_staleness = 0").replace(tasks, f"{tasks}{changed}\n")
+    recipe.write_text(text)
     with caplog.at_level("INFO", logger="stepladder"):
         ladder.resume(tmp_path / "run", display=Display(quiet=True))
     assert sorted(learned(tmp_path / "run")) == sorted(EVERY)
@@ -250,7 +255,7 @@ def test_an_error_of_ours_ends_the_run_at_once_with_its_traceback(
 
 
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.exact = false, or rl\.max_staleness = 0"):
-        digit_recipe(tmp_path, "run", "rl.max_staleness=1")
-    with pytest.raises(ConfigError, match=r"dynamic_sampling = false, or max_staleness = 0"):
-        digit_recipe(tmp_path, "run", "rl.max_staleness=1", "run.exact=false", "rl.algorithm=dapo")
+    with pytest.raises(ConfigError, match=r"run\.exact = false, or rl\.off_policy\.max_staleness = 0"):
+        digit_recipe(tmp_path, "run", "rl.off_policy.max_staleness=1")
+    with pytest.raises(ConfigError, match=r"dynamic_sampling = false, or rl.off_policy.max_staleness = 0"):
+        digit_recipe(tmp_path, "run", "rl.off_policy.max_staleness=1", "run.exact=false", "rl.algorithm=dapo")

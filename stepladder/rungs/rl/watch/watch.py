@@ -18,7 +18,7 @@ from stepladder.rungs.rl.watch.batch_promises import ReferenceGuard, check_masks
 from stepladder.rungs.rl.watch.canary import Canary
 from stepladder.rungs.rl.watch.cross_scores import prompt_information
 from stepladder.rungs.rl.watch.mismatch_cause import cause_of_mismatch
-from stepladder.rungs.rl.watch.remedy import remedied
+from stepladder.rungs.rl.watch.remedy import remedied, with_keys
 from stepladder.types import Group, TrainingSample
 from stepladder.workbench.bench import Workbench
 
@@ -113,4 +113,4 @@ class Watch:
         self.changed = dict(state["changed"])
         last, largest = state["information"]
         self.information = last, largest
-        self.settings = RlSection.model_validate({**self.settings.model_dump(), **self.changed})
+        self.settings = with_keys(self.settings, self.changed)

@@ -67,7 +67,7 @@ GPT2 = 'model.options={arch="gpt2", symbols=["?", "S", "0", "1", "2", "3", "4"],
 
 
 @pytest.mark.parametrize(
-    "overrides", [("rollout.temperature=0.7", "rl.kl_coefficient=0.1"), (GPT2,)], ids=["llama", "gpt2"]
+    "overrides", [("rollout.temperature=0.7", "rl.kl.coefficient=0.1"), (GPT2,)], ids=["llama", "gpt2"]
 )
 def test_nothing_is_stopped_without_a_fault(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     folder = run(tmp_path, *overrides)
@@ -158,7 +158,7 @@ def test_a_temperature_that_the_trainer_ignores(tmp_path: Path, monkeypatch: pyt
 
 def test_a_reference_that_shares_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rl_rung, "frozen_reference", lambda policy, path, must_exist: policy)
-    stopped(tmp_path, "the reference is the trained policy: they share the storage", "rl.kl_coefficient=0.1")
+    stopped(tmp_path, "the reference is the trained policy: they share the storage", "rl.kl.coefficient=0.1")
 
 
 def test_a_reference_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_reference_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(rl_rung, "frozen_reference", follow)
     monkeypatch.setattr(MasterOptimizer, "step", both)
-    stopped(tmp_path, "the reference is the trained policy: it moved with it", "rl.kl_coefficient=0.1")
+    stopped(tmp_path, "the reference is the trained policy: it moved with it", "rl.kl.coefficient=0.1")
 
 
 def test_a_reference_whose_scores_are_the_policys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_reference_whose_scores_are_the_policys(tmp_path: Path, monkeypatch: p
         "_reference",
         lambda batch, rows, reference, temperature: score(batch, rows, policies[0], temperature),
     )
-    stopped(tmp_path, "the KL of every token is exactly 0", "rl.kl_coefficient=0.1")
+    stopped(tmp_path, "the KL of every token is exactly 0", "rl.kl.coefficient=0.1")
 
 
 # -- the mask ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class AtStepTwo(Detector):
         self.held += 1
         if step < 2:
             return None
-        cure = (Change("learning_rate", "times", 0.5), Change("clip_high", "at_least", 0.28))
+        cure = (Change("learning_rate", "times", 0.5), Change("clip.high", "at_least", 0.28))
         return Alarm(self.name, step, {"seen": float(self.held)}, "it is step two", "go slower", cure)
 
 
@@ -91,7 +91,7 @@ def test_remedy_is_applied_once_and_kept_by_a_resumed_run(tmp_path: Path) -> Non
     folder = train(recipe(tmp_path, "rl.on_alarm=remedy"), display=Display(console))
     assert rates(folder) == [3e-3, 3e-3, 1.5e-3, 1.5e-3]
     first, *rest = alarms(folder)
-    assert first["changed"] == {"learning_rate": [3e-3, 1.5e-3], "clip_high": [0.2, 0.28]}
+    assert first["changed"] == {"learning_rate": [3e-3, 1.5e-3], "clip.high": [0.2, 0.28]}
     assert [a["changed"] for a in rest] == [{}, {}]
     assert "rl.learning_rate: 0.003 -> 0.0015" in console.export_text()
     whole = (folder / "metrics.jsonl").read_text()
@@ -128,11 +128,11 @@ def test_stop_saves_and_names_the_alarm(tmp_path: Path) -> None:
 
 
 def test_changes_that_mean_nothing_to_the_algorithm_are_left_out() -> None:
-    settings = RlSection(algorithm="reinforce", kl_coefficient=0.0, learning_rate=1e-4)
+    settings = RlSection(algorithm="reinforce", kl={"coefficient": 0.0}, learning_rate=1e-4)
     cure = (
-        Change("clip_high", "at_least", 0.28),
-        Change("scale", "set", "none"),
-        Change("kl_coefficient", "set", 0.0),
+        Change("clip.high", "at_least", 0.28),
+        Change("credit.scale", "set", "none"),
+        Change("kl.coefficient", "set", 0.0),
         Change("learning_rate", "times", 0.5),
     )
     after, taken = remedied(settings, cure)
@@ -142,40 +142,42 @@ def test_changes_that_mean_nothing_to_the_algorithm_are_left_out() -> None:
 
 def test_the_algorithms_own_values_are_what_is_changed() -> None:
     settings = RlSection(algorithm="grpo")
-    assert present(settings, "kl_coefficient") == 0.04
-    after, taken = remedied(settings, (Change("kl_coefficient", "set", 0.0), Change("scale", "set", "none")))
-    assert taken == {"kl_coefficient": [0.04, 0.0], "scale": ["group_std", "none"]}
+    assert present(settings, "kl.coefficient") == 0.04
+    after, taken = remedied(
+        settings, (Change("kl.coefficient", "set", 0.0), Change("credit.scale", "set", "none"))
+    )
+    assert taken == {"kl.coefficient": [0.04, 0.0], "credit.scale": ["group_std", "none"]}
     assert after.row().kl_in == "none"
 
 
 @pytest.mark.parametrize(
     ("written", "gone"),
     [
-        ({"kl_in": "loss"}, {"kl_in": ["loss", None]}),
-        ({"kl_estimator": "k2"}, {"kl_estimator": ["k2", None]}),
-        ({"reference_every": 5}, {"reference_every": [5, 0]}),
-        ({"kl_in": "reward", "kl_target": 3.0}, {"kl_in": ["reward", None], "kl_target": [3.0, None]}),
+        ({"place": "loss"}, {"kl.place": ["loss", None]}),
+        ({"estimator": "k2"}, {"kl.estimator": ["k2", None]}),
+        ({"reference_every": 5}, {"kl.reference_every": [5, 0]}),
+        ({"place": "reward", "target": 3.0}, {"kl.place": ["reward", None], "kl.target": [3.0, None]}),
     ],
 )
 def test_a_recipe_that_says_more_of_its_kl_term_loses_it_all_the_same(
     written: dict[str, Any], gone: dict[str, Any]
 ) -> None:
-    settings = RlSection(algorithm="grpo", kl_coefficient=0.04, **written)
-    after, taken = remedied(settings, (Change("kl_coefficient", "set", 0.0),))
-    assert taken == {**gone, "kl_coefficient": [0.04, 0.0]}
+    settings = RlSection(algorithm="grpo", kl={"coefficient": 0.04, **written})
+    after, taken = remedied(settings, (Change("kl.coefficient", "set", 0.0),))
+    assert taken == {**gone, "kl.coefficient": [0.04, 0.0]}
     assert after.row().kl_in == "none"
 
 
 def test_an_entropy_target_takes_the_place_of_a_fixed_bonus() -> None:
-    settings = RlSection(algorithm="dr_grpo", entropy_coefficient=0.01)
-    after, taken = remedied(settings, (Change("entropy_target", "set", 0.5),))
-    assert taken == {"entropy_coefficient": [0.01, 0.0], "entropy_target": [None, 0.5]}
-    assert after.entropy_target == 0.5
+    settings = RlSection(algorithm="dr_grpo", entropy={"coefficient": 0.01})
+    after, taken = remedied(settings, (Change("entropy.target", "set", 0.5),))
+    assert taken == {"entropy.coefficient": [0.01, 0.0], "entropy.target": [None, 0.5]}
+    assert after.entropy.target == 0.5
 
 
 def test_gspo_keeps_its_clip() -> None:
     """Its ratio is a geometric mean over tokens, clipped at 4e-4: .28 would be no clip at all."""
-    after, taken = remedied(RlSection(algorithm="gspo"), (Change("clip_high", "at_least", 0.28),))
+    after, taken = remedied(RlSection(algorithm="gspo"), (Change("clip.high", "at_least", 0.28),))
     assert taken == {}
     assert after.row().clip_high == 4e-4
 
