@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import ClassVar
 
 from stepladder.recipe.engine import EngineSection
 from stepladder.recipe.run import EnvironmentSection, ModelSection, RolloutSection, RunSection
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Refusal, Section
 
 
 class CommonRecipe(Section):
@@ -18,8 +18,10 @@ class CommonRecipe(Section):
     rollout: RolloutSection = RolloutSection()
     engine: EngineSection = EngineSection()
 
-    @model_validator(mode="after")
-    def check_engine(self) -> CommonRecipe:
-        """Refuse an engine that cannot keep what the run promises."""
-        self.engine.check_exact(self.run.exact)
-        return self
+    refusals: ClassVar[tuple[Refusal, ...]] = (
+        (
+            lambda s: s.engine.kind == "vllm" and s.run.exact,
+            'engine.kind = "vllm" cannot repeat a run bit for bit (its floats depend on what shares a '
+            "batch), and run.exact = true promises that; set run.exact = false",
+        ),
+    )

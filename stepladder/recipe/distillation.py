@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stepladder.recipe.section import Names, RungSection
+from stepladder.recipe.section import Names, OptimizerKeys, RungSection
 
 
-class DistillationSection(RungSection):
+class DistillationSection(OptimizerKeys, RungSection):
     """A teacher, a second model with the same vocabulary, scores every token; the policy moves towards it."""
 
     label: ClassVar[str] = "after distillation"
@@ -48,13 +48,6 @@ class DistillationSection(RungSection):
     samples: int = Field(1, ge=1, description="episodes of each of these tasks")
     batch_size: int = Field(16, ge=1, description="conversations of a step that is not on-policy")
     temperature: float | None = Field(None, gt=0, description="of sampling; unset: rollout.temperature")
-    learning_rate: float = Field(1e-5, gt=0, description="of AdamW, constant after the warm-up")
-    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
-    )
-    token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
-    max_minutes: float | None = Field(None, gt=0, description="no new step begins after this time")
 
     def wants_environment(self) -> str | None:
         """Return what is asked of it: demonstrations, or tasks to sample on."""

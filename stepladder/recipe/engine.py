@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.recipe.section import Names, Section
 
@@ -39,38 +39,30 @@ class EngineSection(Section):
         120.0, gt=0, description="vllm: seconds without a token for anybody before requests are given up"
     )
 
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> EngineSection:
-        if self.kind == "local":
-            extra = sorted(self.model_fields_set - {"kind"})
-            given = [key for key in extra if getattr(self, key) != type(self).model_fields[key].get_default()]
-            meaningful = [key for key in given if getattr(self, key) not in (None, {})]
-            if meaningful:
-                raise ValueError(
-                    f"engine.{meaningful[0]} = {getattr(self, meaningful[0])!r} says nothing about the local "
-                    'engine; set engine.kind = "vllm" or remove it'
-                )
-            return self
-        if (self.python is None) == (self.url is None):
-            raise ValueError(
-                f'engine.kind = "vllm" needs either engine.python or engine.url; got python={self.python!r} '
-                f'and url={self.url!r}. Try python = "/opt/vllm/bin/python"'
-            )
-        if self.url is not None and self.options:
-            raise ValueError(
-                f"engine.options = {self.options!r} are for a server that the run starts, but engine.url = "
-                f"{self.url!r} runs already; start that server with them and remove them here"
-            )
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f'engine.url = {self.url!r} is no address; it looks like "http://localhost:8000"'
-            )
-        return self
+    refusals = (
+        (
+            lambda s: s.kind == "local" and s.of_a_server(),
+            lambda s: (
+                f"engine.{s.of_a_server()} = {getattr(s, s.of_a_server())!r} says nothing about the local "
+                'engine; set engine.kind = "vllm" or remove it'
+            ),
+        ),
+        (
+            lambda s: s.kind == "vllm" and (s.python is None) == (s.url is None),
+            'engine.kind = "vllm" needs either engine.python or engine.url; got python={s.python!r} and '
+            'url={s.url!r}. Try python = "/opt/vllm/bin/python"',
+        ),
+        (
+            lambda s: s.url is not None and s.options,
+            "engine.options = {s.options!r} are for a server that the run starts, but engine.url = {s.url!r} "
+            "runs already; start that server with them and remove them here",
+        ),
+        (
+            lambda s: s.url is not None and not s.url.startswith(("http://", "https://")),
+            'engine.url = {s.url!r} is not an address; it looks like "http://localhost:8000"',
+        ),
+    )
 
-    def check_exact(self, exact: bool) -> None:
-        """Raise ValueError where the run promises what this engine cannot keep."""
-        if exact and self.kind == "vllm":
-            raise ValueError(
-                'engine.kind = "vllm" cannot repeat a run bit for bit (its floats depend on what shares a '
-                "batch), and run.exact = true promises that; set run.exact = false"
-            )
+    def of_a_server(self) -> str | None:
+        """Return a key that is set and says something about a server alone, or None."""
+        return min(self.model_dump(exclude_defaults=True).keys() - {"kind"}, default=None)

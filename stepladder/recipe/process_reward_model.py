@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.recipe.section import Names
@@ -46,26 +46,36 @@ class ProcessRewardModelSection(ScoringSection):
         asks = "process_reward_model without data asks an environment for solutions or tasks"
         return asks if self.data is None else None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> ProcessRewardModelSection:
-        given = [self.data is not None, self.solutions > 0, self.tasks > 0]
-        if sum(given) != 1:
-            raise ValueError(
-                "give one of process_reward_model.data, .solutions and .tasks; got "
-                f"data={self.data!r}, solutions={self.solutions}, tasks={self.tasks}. Try solutions=256"
+    refusals = (
+        (
+            lambda s: (s.data is not None) + (s.solutions > 0) + (s.tasks > 0) != 1,
+            "give one of process_reward_model.data, .solutions and .tasks; got data={s.data!r}, solutions="
+            "{s.solutions}, tasks={s.tasks}. Try solutions=256",
+        ),
+        *(
+            (
+                lambda s, key=key: getattr(s, key) is not None and not s.tasks,
+                f"{key}={{s.{key}!r}} is about labels made by rollouts, and process_reward_model.tasks is 0; "
+                "leave it out, or set tasks = 64",
             )
-        for key in ("solutions_per_task", "completions", "labels"):
-            if getattr(self, key) is not None and not self.tasks:
-                raise ValueError(
-                    f"{key}={getattr(self, key)!r} is about labels made by rollouts, and process_reward_model"
-                    ".tasks is 0; leave it out, or set tasks = 64"
-                )
-        self._refuse_too_few(self.solutions, f"solutions={self.solutions}")
-        each = self.solutions_per_task or SOLUTIONS_PER_TASK
-        self._refuse_too_few(self.tasks * each, f"tasks={self.tasks} with {each} solutions each")
-        if self.tasks == 1 and self.validation:
-            raise ValueError(
-                f"tasks=1 cannot be split, and validation={self.validation} holds back whole tasks; try "
-                "tasks = 64, or validation = 0"
-            )
-        return self
+            for key in ("solutions_per_task", "completions", "labels")
+        ),
+        (
+            lambda s: 0 < s.solutions <= s.validation,
+            lambda s: s.too_few(f"solutions={s.solutions}", s.solutions),
+        ),
+        (
+            lambda s: 0 < s.tasks * s.each <= s.validation,
+            lambda s: s.too_few(f"tasks={s.tasks} with {s.each} solutions each", s.tasks * s.each),
+        ),
+        (
+            lambda s: s.tasks == 1 and s.validation,
+            "tasks=1 cannot be split, and validation={s.validation} holds back whole tasks; try tasks = 64, "
+            "or validation = 0",
+        ),
+    )
+
+    @property
+    def each(self) -> int:
+        """Return how many solutions of each task are sampled."""
+        return self.solutions_per_task or SOLUTIONS_PER_TASK

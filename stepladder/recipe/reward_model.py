@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.recipe.section import Names
@@ -31,14 +31,18 @@ class RewardModelSection(ScoringSection):
         """Return what is asked of it: pairs."""
         return f"reward_model.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> RewardModelSection:
-        if (self.data is None) == (self.pairs == 0):
-            raise ValueError(
-                f"give either reward_model.data or reward_model.pairs; got data={self.data!r} and "
-                f"pairs={self.pairs}. Try pairs=256"
-            )
-        self._refuse_too_few(self.pairs, f"pairs={self.pairs}")
-        if self.margin == "data" and self.data is None:
-            raise ValueError('margin="data" needs a file; with pairs, give a number such as margin = 0.0')
-        return self
+    refusals = (
+        (
+            lambda s: (s.data is None) == (s.pairs == 0),
+            "give either reward_model.data or reward_model.pairs; got data={s.data!r} and pairs={s.pairs}. "
+            "Try pairs=256",
+        ),
+        (
+            lambda s: 0 < s.pairs <= s.validation,
+            lambda s: s.too_few(f"pairs={s.pairs}", s.pairs),
+        ),
+        (
+            lambda s: s.margin == "data" and s.data is None,
+            'margin="data" needs a file; with pairs, give a number such as margin = 0.0',
+        ),
+    )

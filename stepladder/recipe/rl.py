@@ -54,6 +54,9 @@ class RlSection(OptimizerKeys, RungSection):
         None,
         description="your own, by import path: fn(logprobs, proximal, advantages, mask); [rl](rl.md)",
     )
+    max_minutes: float | None = Field(
+        None, gt=0, description="no new step begins after this time in steps (evaluations are not counted)"
+    )
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: only the end")
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="end when the mean training success of the last 5 steps reaches it"

@@ -17,8 +17,8 @@ The sentence is a format string of the condition's arguments (`s`, the section),
 
 def refuse(rows: Iterable[Refusal], **facts: Any) -> None:
     """Raise ValueError with the sentence of the first row whose condition holds of `facts`."""
-    for condition, sentence in rows:
-        if condition(**facts):
+    for holds, sentence in rows:
+        if holds(**facts):
             raise ValueError(sentence.format(**facts) if isinstance(sentence, str) else sentence(**facts))
 
 
@@ -44,13 +44,9 @@ class OptimizerKeys(Section):
         1e-5, gt=0, allow_inf_nan=False, description="of AdamW, constant after the warm-up"
     )
     warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
-    )
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are scaled to this global norm")
     token_budget: int = Field(4096, ge=16, description="distinct tokens per micro-batch")
-    max_minutes: float | None = Field(
-        None, gt=0, description="no new step or epoch begins after this time (evaluations are not counted)"
-    )
+    max_minutes: float | None = Field(None, gt=0, description="no new step or epoch begins after this time")
 
 
 class EarlyStopKeys(Section):
@@ -63,8 +59,8 @@ class EarlyStopKeys(Section):
     min_improvement: float = Field(
         0.002,
         ge=0,
-        description="by how much a validation loss (per token, where tokens are imitated) must be lower to "
-        "count for patience; the weights of the lowest are kept in any case",
+        description="by how much a validation loss must be lower to count for patience; the weights of the "
+        "lowest are kept in any case",
     )
 
 

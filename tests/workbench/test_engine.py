@@ -27,7 +27,7 @@ VLLM = ("engine.kind=vllm", "run.exact=false")
         (["engine.deadline=5"], ["engine.deadline = 5.0 says nothing about the local engine"]),
         ([*VLLM], ["needs either engine.python or engine.url", "python=None and url=None"]),
         ([*VLLM, "engine.python=p", "engine.url=http://h"], ["either", "python='p' and url='http://h'"]),
-        ([*VLLM, "engine.url=localhost:8000"], ["no address", "http://localhost:8000"]),
+        ([*VLLM, "engine.url=localhost:8000"], ["not an address", "http://localhost:8000"]),
         ([*VLLM, "engine.url=http://h", "engine.options={seed=1}"], ["for a server that the run starts"]),
         (["engine.kind=vllm", "engine.python=p"], ["bit for bit", "set run.exact = false"]),
         (["engine.kind=vlm"], ["engine.kind", "'local' or 'vllm'"]),
