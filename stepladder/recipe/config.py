@@ -16,13 +16,14 @@ from pydantic import BaseModel, Field, ValidationError
 from stepladder.errors import ConfigError, nearest
 from stepladder.recipe.common import CommonRecipe
 from stepladder.recipe.distillation import DistillationSection
+from stepladder.recipe.evaluation import EvaluationSection
 from stepladder.recipe.moved import moved, moved_keys
 from stepladder.recipe.preference import EARLIER_RUNG, PreferenceSection
 from stepladder.recipe.process_reward_model import ProcessRewardModelSection
 from stepladder.recipe.rejection_sampling import RejectionSamplingSection
 from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.rl import RlSection
-from stepladder.recipe.run import EnvironmentSection, EvaluationSection
+from stepladder.recipe.run import EnvironmentSection
 from stepladder.recipe.scoring import ScoringSection
 from stepladder.recipe.section import RungSection
 from stepladder.recipe.sft import SftSection
