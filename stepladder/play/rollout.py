@@ -46,8 +46,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to be played: which task, which sibling, with which sampling seed."""
+    """One episode to be played: which task, which sibling, with which sampling seed.
 
+    `key` orders its session in the engine.
+    """
+
+    key: str
     group_id: str
     index: int
     task: Task
@@ -78,17 +82,19 @@ async def rollout(
 ) -> list[Group]:
     """Play `group_size` episodes of every (group id, task); siblings differ in their sampling seed only.
 
-    Returns one group per task, in order; failed episodes are in it, with `failure` set. The engine admits
-    sessions in the order of their keys, which begin with `key`: a loop that plays while it trains orders its
-    groups by it.
+    Returns one group per task, in order; failed episodes are in it, with `failure` set. They are played in
+    waves of `limits.concurrency`. The engine admits sessions in the order of their keys, which begin with
+    `key`: a loop that plays while it trains orders its groups by it.
     """
     requests = [
-        EpisodeRequest(group_id, i, task, derive_seed(seed, group_id, i))
-        for group_id, task in tasks
+        EpisodeRequest(f"{key}{k * group_size + i:08d}", group_id, i, task, derive_seed(seed, group_id, i))
+        for k, (group_id, task) in enumerate(tasks)
         for i in range(group_size)
     ]
-    keys = [f"{key}{k:08d}" for k in range(len(requests))]
-    played = await _play_all(agents, world, requests, keys, limits, on_trajectory)
+    played: list[Trajectory] = []
+    for start in range(0, len(requests), limits.concurrency):
+        wave = requests[start : start + limits.concurrency]
+        played += await _play_wave(agents, world, wave, limits, on_trajectory)
     groups = []
     for k, (group_id, task) in enumerate(tasks):
         group = Group(group_id, task, tuple(played[k * group_size : (k + 1) * group_size]))
@@ -96,27 +102,10 @@ async def rollout(
     return groups
 
 
-async def _play_all(
-    agents: Agents,
-    world: CheckedWorld,
-    requests: Sequence[EpisodeRequest],
-    keys: Sequence[str],
-    limits: Limits,
-    on_trajectory: Progress | None,
-) -> list[Trajectory]:
-    """Play episodes in waves of `limits.concurrency`, in order. `keys` order their sessions in the engine."""
-    played: list[Trajectory] = []
-    for start in range(0, len(requests), limits.concurrency):
-        wave = slice(start, start + limits.concurrency)
-        played += await _play_wave(agents, world, requests[wave], keys[wave], limits, on_trajectory)
-    return played
-
-
 async def _play_wave(
     agents: Agents,
     world: CheckedWorld,
     wave: Sequence[EpisodeRequest],
-    keys: Sequence[str],
     limits: Limits,
     on_trajectory: Progress | None,
 ) -> list[Trajectory]:
@@ -125,8 +114,8 @@ async def _play_wave(
     made: list[Agent] = []
     jobs: list[asyncio.Future[Trajectory]] = []
     try:
-        for key in keys:
-            made.append(agents(key))
+        for request in wave:
+            made.append(agents(request.key))
         jobs += [
             asyncio.ensure_future(_play(agent, world, request, limits, on_trajectory))
             for agent, request in zip(made, wave)
