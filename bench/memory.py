@@ -36,6 +36,7 @@ WORLD: dict[str, Any] = {
 SCORED = {**WORLD, "environment": {"name": "calculator", "rewards": ["reward_model:not-there"]}}
 PPO = {**RL, "algorithm": "ppo", "kl": {"coefficient": 0.05, "place": "reward"}}
 FIT = {"data": "rows.jsonl", "token_budget": BUDGET, "validation": 0}
+LIMITS = {"max_prompt_tokens": 32, "max_completion_tokens": 112}
 LORA = {"model": {"lora": {"rank": 16}}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("policy, reference, critic with its own trunk, reward model", {**SCORED, "rl": PPO}),
@@ -50,11 +51,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("policy", {**WORLD, "rl": {**RL, "algorithm": "grpo", "kl": {"coefficient": 0.0}}}),
     "reward model": (
         "policy, and a copy of it with a head, which is trained",
-        {"reward_model": {**FIT, "max_prompt_tokens": 32, "max_completion_tokens": 112}},
+        {"reward_model": {**FIT, **LIMITS}},
     ),
     "dpo": (
         "policy (its reference was logged before)",
-        {"preference": {**FIT, "max_prompt_tokens": 32, "max_completion_tokens": 112}},
+        {"preference": {**FIT, "limits": LIMITS}},
     ),
     "sft": ("policy", {"sft": {**FIT, "max_tokens": 128}}),
     "sft, embeddings frozen": (
@@ -63,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dpo lora": (
         "policy with an adapter",
-        {**LORA, "preference": {**FIT, "max_prompt_tokens": 32, "max_completion_tokens": 112}},
+        {**LORA, "preference": {**FIT, "limits": LIMITS}},
     ),
     "sft lora": ("policy with an adapter", {**LORA, "sft": {**FIT, "max_tokens": 128}}),
 }

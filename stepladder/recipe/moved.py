@@ -41,6 +41,18 @@ MOVED = {
     "rl.keep_groups": "rl.tasks.keep_groups",
     "rl.horizon_start": "rl.horizon.start",
     "rl.horizon_every": "rl.horizon.every",
+    "preference.gamma": "preference.simpo.gamma",
+    "preference.gamma_beta_ratio": "preference.simpo.gamma_beta_ratio",
+    "preference.desirable_weight": "preference.kto.desirable_weight",
+    "preference.undesirable_weight": "preference.kto.undesirable_weight",
+    "preference.max_prompt_tokens": "preference.limits.max_prompt_tokens",
+    "preference.max_completion_tokens": "preference.limits.max_completion_tokens",
+    "preference.keep": "preference.limits.keep",
+    "preference.overlong": "preference.limits.overlong",
+    "process_reward_model.tasks": "process_reward_model.monte_carlo.tasks",
+    "process_reward_model.solutions_per_task": "process_reward_model.monte_carlo.solutions_per_task",
+    "process_reward_model.completions": "process_reward_model.monte_carlo.completions",
+    "process_reward_model.labels": "process_reward_model.monte_carlo.labels",
 }
 """Old place to new place."""
 

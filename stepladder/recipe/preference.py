@@ -2,31 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from stepladder.recipe.section import Names, RungSection
+from stepladder.recipe.section import EarlyStopKeys, Names, OptimizerKeys, RungSection, Section
 
 Loss = Literal["dpo", "cdpo", "robust", "ipo", "simpo", "kto", "orpo"]
 
 EARLIER_RUNG = "rejection_sampling"
 """As `data`: the pairs that this rung of the same run wrote."""
 
-# Which keys a loss has; any other of them is refused, so that none is given in vain.
 TAKES: dict[str, tuple[str, ...]] = {
     "dpo": ("per_token", "sft_weight"),
     "cdpo": ("label_smoothing", "per_token", "sft_weight"),
     "robust": ("label_smoothing", "sft_weight"),
     "ipo": ("per_token", "sft_weight"),
-    "simpo": ("gamma", "gamma_beta_ratio", "sft_weight"),
-    "kto": ("desirable_weight", "undesirable_weight"),
+    "simpo": ("simpo", "sft_weight"),
+    "kto": ("kto",),
     "orpo": (),
 }
+"""Which keys and tables a loss has; any other of them is refused, so that none is given in vain."""
 WITHOUT_REFERENCE = ("simpo", "orpo")
 
 
-class PreferenceSection(RungSection):
+class SimpoSection(Section):
+    """The target margin of simpo, in one of two units."""
+
+    gamma: float | None = Field(None, ge=0, description="absolute, as in the paper")
+    gamma_beta_ratio: float | None = Field(None, ge=0, description="divided by beta, as in its code")
+
+
+class KtoSection(Section):
+    """The weights of kto's two kinds of answers."""
+
+    desirable_weight: float = Field(1.0, gt=0, description="of good answers")
+    undesirable_weight: float = Field(1.0, gt=0, description="of bad answers")
+
+
+class LimitsSection(Section):
+    """How long the two sides of a row may be; they never share a limit."""
+
+    max_prompt_tokens: int | None = Field(None, ge=1, description="longer prompts are cut; unset: no limit")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="longer answers lose their end; unset: no limit"
+    )
+    keep: Literal["end", "start"] = Field("end", description="which end of a prompt that is cut stays")
+    overlong: Literal["cut", "drop"] = Field(
+        "cut", description='"drop": rows over a limit are left out, and counted'
+    )
+
+    refusals = (
+        (
+            lambda s: s.keep == "start" and (s.max_prompt_tokens is None or s.overlong == "drop"),
+            'keep="start" says how prompts are cut, but none is; set max_prompt_tokens=512 and '
+            'overlong="cut", or leave keep out',
+        ),
+        (
+            lambda s: (
+                s.overlong == "drop" and s.max_prompt_tokens is None and s.max_completion_tokens is None
+            ),
+            'overlong="drop" drops nothing without a limit; set max_completion_tokens=512',
+        ),
+    )
+
+
+def _too_many_held(s: Any) -> bool:
+    """For kto each pair is two answers to one prompt, and each side of the split needs two prompts."""
+    held, least = (s.validation // 2, 2) if s.loss == "kto" else (s.validation, 1)
+    return bool(s.pairs and s.validation and s.pairs - held < least)
+
+
+def _fewer_held(s: Any) -> int:
+    """Return a `validation` that leaves enough to train on."""
+    if s.loss != "kto":
+        return int(s.pairs // 5)
+    return max(4, s.pairs // 5 * 2) if s.pairs >= 4 else 0
+
+
+class PreferenceSection(OptimizerKeys, EarlyStopKeys, RungSection):
     """Preference optimisation: DPO and its relatives on pairs, KTO on single answers."""
 
     label: ClassVar[str] = "after preference optimisation"
@@ -48,19 +102,13 @@ class PreferenceSection(RungSection):
     label_smoothing: float | None = Field(
         None, ge=0, lt=0.5, description="share of labels taken to be flipped (cdpo, robust); unset: 0.1"
     )
-    gamma: float | None = Field(None, ge=0, description="simpo's target margin, absolute as in the paper")
-    gamma_beta_ratio: float | None = Field(
-        None, ge=0, description="simpo's target margin divided by beta, as in its code"
-    )
     per_token: bool | None = Field(
         None,
         description="divide log-ratios by the answer's length; unset: true for ipo, false for dpo and cdpo "
         "(simpo and orpo always do)",
     )
-    desirable_weight: float | None = Field(None, gt=0, description="of kto's good answers; unset: 1.0")
-    undesirable_weight: float | None = Field(None, gt=0, description="of kto's bad answers; unset: 1.0")
     sft_weight: float | None = Field(
-        None, gt=0, description="adds this times -log p a token of the chosen answer (RPO); unset: 0"
+        None, gt=0, description="adds this times -log p per token of the chosen answer (RPO); unset: 0"
     )
     reference: Literal["start", "base", "none"] | None = Field(
         None,
@@ -75,105 +123,74 @@ class PreferenceSection(RungSection):
         description="of AdamW, after the warm-up; ten times that with an adapter. One that is too high "
         "shows in drift_chosen, not in the validation",
     )
-    warmup_steps: int = Field(3, ge=0, description="steps over which the learning rate rises linearly")
     schedule: Literal["constant", "linear"] = Field(
         "constant", description="after the warm-up; linear falls to 0 at the last step of the last epoch"
     )
     validation: int = Field(16, ge=0, description="pairs (kto: answers) held out; 0: no early stop")
-    patience: int = Field(1, ge=1, description="epochs without a better validation loss before the stop")
     min_improvement: float = Field(
-        0.0005,
-        ge=0,
-        description="by how much a validation loss must be lower to count for patience; the weights of the "
-        "lowest are kept in any case",
+        0.0005, ge=0, description="by how much a validation loss must be lower to count for patience"
     )
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="gradients with a longer global norm are scaled to it"
+    limits: LimitsSection = LimitsSection()
+    simpo: SimpoSection | None = None
+    kto: KtoSection | None = None
+
+    refusals = (
+        (
+            lambda s: (s.data is None) == (s.pairs == 0),
+            "give either preference.data or preference.pairs; got data={s.data!r} and pairs={s.pairs}. Try "
+            "pairs=64",
+        ),
+        (
+            lambda s: s.pairs and s.loss == "kto" and 0 < s.validation < 4,
+            "validation={s.validation} answers are fewer than two pairs, and kto compares answers to "
+            "different prompts; try validation = 4, or 0",
+        ),
+        (
+            _too_many_held,
+            lambda s: (
+                f"pairs={s.pairs} leaves too little to train on, for validation={s.validation} "
+                f"{'answers (two per pair)' if s.loss == 'kto' else 'pairs'} are held back; try validation = "
+                f"{_fewer_held(s)}"
+            ),
+        ),
+        (
+            lambda s: s.in_vain(),
+            lambda s: (
+                f"{s.in_vain()}={getattr(s, s.in_vain())!r} means nothing to the loss {s.loss!r}; leave "
+                f"it out, or use: {', '.join(loss for loss, keys in TAKES.items() if s.in_vain() in keys)}"
+            ),
+        ),
+        (
+            lambda s: s.loss in WITHOUT_REFERENCE and s.reference not in (None, "none"),
+            "the loss {s.loss!r} has no reference, but reference={s.reference!r}; write reference = "
+            '"none", or leave it out',
+        ),
+        (
+            lambda s: s.loss not in WITHOUT_REFERENCE and s.reference == "none",
+            "the loss {s.loss!r} is measured from a reference, but reference={s.reference!r}; write "
+            'reference = "start"',
+        ),
+        (
+            lambda s: s.loss == "simpo" and (s.margin.gamma is None) == (s.margin.gamma_beta_ratio is None),
+            "simpo needs exactly one of simpo.gamma (absolute) and simpo.gamma_beta_ratio; got "
+            "gamma={s.margin.gamma} and gamma_beta_ratio={s.margin.gamma_beta_ratio}. Try "
+            "preference.simpo.gamma_beta_ratio=0.5",
+        ),
+        (
+            lambda s: s.loss == "kto" and s.batch_size < 2,
+            "kto compares each answer with another of its batch, so batch_size={s.batch_size} leaves "
+            "nothing to compare; try batch_size=8",
+        ),
     )
-    max_prompt_tokens: int | None = Field(
-        None, ge=1, description="longer prompts are cut; unset: no limit. The two sides never share a limit"
-    )
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="longer answers lose their end; unset: no limit"
-    )
-    keep: Literal["end", "start"] = Field("end", description="which end of a prompt that is cut stays")
-    overlong: Literal["cut", "drop"] = Field(
-        "cut", description='"drop": rows over a limit are left out, and counted'
-    )
-    token_budget: int = Field(4096, ge=16, description="distinct tokens a micro-batch")
-    max_minutes: float | None = Field(None, gt=0, description="no new epoch begins after this time")
 
     def wants_environment(self) -> str | None:
         """Return what is asked of it: pairs."""
         return f"preference.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> PreferenceSection:
-        if (self.data is None) == (self.pairs == 0):
-            raise ValueError(
-                f"give either preference.data or preference.pairs; got data={self.data!r} and "
-                f"pairs={self.pairs}. Try pairs=64"
-            )
-        self._refuse_too_few_pairs()
-        self._refuse_foreign_keys()
-        self._refuse_idle_limits()
-        self._refuse_wrong_reference()
-        if self.loss == "simpo" and (self.gamma is None) == (self.gamma_beta_ratio is None):
-            raise ValueError(
-                "simpo needs exactly one of gamma (absolute) and gamma_beta_ratio; got "
-                f"gamma={self.gamma} and gamma_beta_ratio={self.gamma_beta_ratio}. Try gamma_beta_ratio=0.5"
-            )
-        if self.loss == "kto" and self.batch_size < 2:
-            raise ValueError(
-                f"kto compares each answer with another of its batch, so batch_size={self.batch_size} leaves "
-                "nothing to compare; try batch_size=8"
-            )
-        return self
-
-    def _refuse_too_few_pairs(self) -> None:
-        """For kto each pair is two answers to one prompt, and each side of the split needs two prompts."""
-        if not self.pairs or not self.validation:
-            return
-        kto = self.loss == "kto"
-        if kto and self.validation < 4:
-            raise ValueError(
-                f"validation={self.validation} answers are fewer than two pairs, and kto compares answers to "
-                "different prompts; try validation = 4, or 0"
-            )
-        held, least = (self.validation // 2, 2) if kto else (self.validation, 1)
-        if self.pairs - held < least:
-            works = self.pairs // 5 if not kto else max(4, self.pairs // 5 * 2) if self.pairs >= 4 else 0
-            raise ValueError(
-                f"pairs={self.pairs} leaves too little to train on, for validation={self.validation} "
-                f"{'answers (two a pair)' if kto else 'pairs'} are held back; try validation = {works}"
-            )
-
-    def _refuse_foreign_keys(self) -> None:
-        for key in dict.fromkeys(key for keys in TAKES.values() for key in keys):
-            if getattr(self, key) is not None and key not in TAKES[self.loss]:
-                works = [loss for loss, keys in TAKES.items() if key in keys]
-                raise ValueError(
-                    f"{key}={getattr(self, key)} means nothing to the loss {self.loss!r}; leave it out, or "
-                    f"use one of: {', '.join(works)}"
-                )
-
-    def _refuse_idle_limits(self) -> None:
-        if self.keep == "start" and (self.max_prompt_tokens is None or self.overlong == "drop"):
-            raise ValueError(
-                'keep="start" says how prompts are cut, but none is; set max_prompt_tokens=512 and '
-                'overlong="cut", or leave keep out'
-            )
-        if self.overlong == "drop" and self.max_prompt_tokens is None and self.max_completion_tokens is None:
-            raise ValueError('overlong="drop" drops nothing without a limit; set max_completion_tokens=512')
-
-    def _refuse_wrong_reference(self) -> None:
-        free = self.loss in WITHOUT_REFERENCE
-        if self.reference is not None and free != (self.reference == "none"):
-            has = "has no reference" if free else "is measured from a reference"
-            works = '"none", or leave it out' if free else '"start"'
-            raise ValueError(
-                f"the loss {self.loss!r} {has}, but reference={self.reference!r}; write reference = {works}"
-            )
+    def in_vain(self) -> str | None:
+        """Return a key or table that is given and means nothing to the loss, or None."""
+        known = dict.fromkeys(key for keys in TAKES.values() for key in keys if key not in TAKES[self.loss])
+        return next((key for key in known if getattr(self, key) is not None), None)
 
     @property
     def resolved_reference(self) -> str:
@@ -187,6 +204,15 @@ class PreferenceSection(RungSection):
 
     @property
     def resolved_beta(self) -> float:
-        if self.beta is not None:
-            return self.beta
-        return 2.0 if self.loss == "simpo" else 0.1
+        """The recipe's, or what is usual for the loss."""
+        return self.beta or (2.0 if self.loss == "simpo" else 0.1)
+
+    @property
+    def margin(self) -> SimpoSection:
+        """What [preference.simpo] says, where it says something."""
+        return self.simpo or SimpoSection()
+
+    @property
+    def weights(self) -> KtoSection:
+        """What [preference.kto] says, or its defaults."""
+        return self.kto or KtoSection()

@@ -7,9 +7,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.recipe.section import Names
+from stepladder.recipe.section import Names, Section
 
-SOLUTIONS_PER_TASK = 4
+
+class MonteCarloSection(Section):
+    """Steps of the policy's own solutions, labelled by what comes of them (Math-Shepherd)."""
+
+    tasks: int = Field(ge=1, description="training tasks that the policy solves")
+    solutions_per_task: int = Field(4, ge=1, description="sampled of each task")
+    completions: int = Field(8, ge=1, description="sampled after each step")
+    labels: Literal["hard", "soft"] = Field(
+        "hard", description="hard: 1 where any completion is right; soft: the share of right ones"
+    )
 
 
 class ProcessRewardModelSection(ScoringSection):
@@ -23,19 +32,7 @@ class ProcessRewardModelSection(ScoringSection):
         None, description="a file of solutions with a label for each step"
     )
     solutions: int = Field(0, ge=0, description="made by the environment, with labels; 0 with another source")
-    tasks: int = Field(
-        0,
-        ge=0,
-        description="training tasks that the policy solves; its steps are labelled by Monte Carlo rollouts "
-        "(Math-Shepherd); 0 with another source",
-    )
-    solutions_per_task: int | None = Field(None, ge=1, description="sampled, with `tasks`; unset: 4")
-    completions: int | None = Field(None, ge=1, description="sampled after each step, with `tasks`; unset: 8")
-    labels: Literal["hard", "soft"] | None = Field(
-        None,
-        description="with `tasks`. hard: 1 where any completion is right; soft: the share of right ones; "
-        "unset: hard",
-    )
+    monte_carlo: MonteCarloSection | None = None
     supervise: Literal["all", "to_first_wrong"] = Field(
         "all", description="to_first_wrong: steps after the first wrong one are not trained on (PRM800K)"
     )
@@ -48,34 +45,29 @@ class ProcessRewardModelSection(ScoringSection):
 
     refusals = (
         (
-            lambda s: (s.data is not None) + (s.solutions > 0) + (s.tasks > 0) != 1,
-            "give one of process_reward_model.data, .solutions and .tasks; got data={s.data!r}, solutions="
-            "{s.solutions}, tasks={s.tasks}. Try solutions=256",
-        ),
-        *(
-            (
-                lambda s, key=key: getattr(s, key) is not None and not s.tasks,
-                f"{key}={{s.{key}!r}} is about labels made by rollouts, and process_reward_model.tasks is 0; "
-                "leave it out, or set tasks = 64",
-            )
-            for key in ("solutions_per_task", "completions", "labels")
+            lambda s: (s.data is not None) + (s.solutions > 0) + (s.monte_carlo is not None) != 1,
+            "give one of process_reward_model.data, .solutions and .monte_carlo; got data={s.data!r}, "
+            "solutions={s.solutions}, monte_carlo={s.monte_carlo!r}. Try solutions=256",
         ),
         (
             lambda s: 0 < s.solutions <= s.validation,
             lambda s: s.too_few(f"solutions={s.solutions}", s.solutions),
         ),
         (
-            lambda s: 0 < s.tasks * s.each <= s.validation,
-            lambda s: s.too_few(f"tasks={s.tasks} with {s.each} solutions each", s.tasks * s.each),
+            lambda s: s.monte_carlo and s.sampled() <= s.validation,
+            lambda s: s.too_few(
+                f"monte_carlo.tasks={s.monte_carlo.tasks} with {s.monte_carlo.solutions_per_task} solutions "
+                "each",
+                s.sampled(),
+            ),
         ),
         (
-            lambda s: s.tasks == 1 and s.validation,
-            "tasks=1 cannot be split, and validation={s.validation} holds back whole tasks; try tasks = 64, "
-            "or validation = 0",
+            lambda s: s.monte_carlo and s.monte_carlo.tasks == 1 and s.validation,
+            "monte_carlo.tasks=1 cannot be split, and validation={s.validation} holds back whole tasks; try "
+            "monte_carlo.tasks = 64, or validation = 0",
         ),
     )
 
-    @property
-    def each(self) -> int:
-        """Return how many solutions of each task are sampled."""
-        return self.solutions_per_task or SOLUTIONS_PER_TASK
+    def sampled(self) -> int:
+        """Return how many solutions the policy samples."""
+        return self.monte_carlo.tasks * self.monte_carlo.solutions_per_task if self.monte_carlo else 0

@@ -285,7 +285,7 @@ def test_a_key_that_is_only_refused_would_be_found() -> None:
 
 @pytest.mark.parametrize("section", sorted(_sections()))
 def test_no_section_has_more_than_twenty_keys(section: str) -> None:
-    assert len(_keys(_sections()[section])) <= (27 if section == "PreferenceSection" else 20)
+    assert len(_keys(_sections()[section])) <= 20
 
 
 def test_a_section_of_21_keys_would_be_found() -> None:

@@ -65,8 +65,16 @@ YES, NO = _said("assistant", "yes"), _said("assistant", "no")
         ("preference", {"pairs": 3, "loss": "kto", "validation": 4}, "pairs=3 leaves .* validation = 0"),
         ("reward_model", {"pairs": 32}, "pairs=32 leaves nothing .*=32 holds back .* validation = 6"),
         ("process_reward_model", {"solutions": 20}, "solutions=20 leaves nothing .*=32 .* validation = 4"),
-        ("process_reward_model", {"tasks": 8}, "tasks=8 with 4 solutions each leaves .* validation = 6"),
-        ("process_reward_model", {"tasks": 1, "validation": 2}, "tasks=1 cannot be split.* tasks = 64"),
+        (
+            "process_reward_model",
+            {"monte_carlo": {"tasks": 8}},
+            "tasks=8 with 4 solutions each leaves .* validation = 6",
+        ),
+        (
+            "process_reward_model",
+            {"monte_carlo": {"tasks": 1}, "validation": 2},
+            "tasks=1 cannot be split.*tasks = 64",
+        ),
     ],
 )
 def test_a_validation_that_takes_all_is_refused_with_the_recipe(
@@ -85,7 +93,7 @@ def test_a_validation_that_takes_all_is_refused_with_the_recipe(
         ("preference", {"pairs": 10, "loss": "kto"}),
         ("reward_model", {"pairs": 32, "validation": 6}),
         ("process_reward_model", {"solutions": 20, "validation": 4}),
-        ("process_reward_model", {"tasks": 8, "validation": 6}),
+        ("process_reward_model", {"monte_carlo": {"tasks": 8}, "validation": 6}),
     ],
 )
 def test_the_values_that_are_named_work(

@@ -254,7 +254,7 @@ def judged_data(
 def _refuse_overlong(bench: Workbench, items: Sequence[Pair | Judged]) -> None:
     """Of KTO's rows the mismatched answers too: another row's answer may be longer."""
     rows = ((answer.sample for answer in _all_answers(item)) for item in items)
-    refuse_overlong(bench.policy, rows, too_long("preference"))
+    refuse_overlong(bench.policy, rows, too_long("preference.limits"))
 
 
 def as_judged(rows: Sequence[tuple[Unpaired, TrainingSample]], batches: Sequence[list[int]]) -> list[Judged]:
@@ -270,9 +270,7 @@ def as_judged(rows: Sequence[tuple[Unpaired, TrainingSample]], batches: Sequence
 
 
 def _budget(settings: PreferenceSection) -> Budget:
-    return Budget(
-        settings.max_prompt_tokens, settings.max_completion_tokens, settings.keep, settings.overlong
-    )
+    return Budget(**settings.limits.model_dump())
 
 
 # -- the reference ------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class PreferenceRung(Rung):
             token_budget=section.token_budget,
             answers=2,
             steps=section.epochs * math.ceil(made / section.batch_size) if made else None,
-            longest=both_sides_limit(section.max_prompt_tokens, section.max_completion_tokens),
+            longest=both_sides_limit(section.limits.max_prompt_tokens, section.limits.max_completion_tokens),
             keeps_best=bool(section.validation),
         )
 
@@ -252,14 +252,14 @@ def warn_of_imbalance(data: JudgedData, settings: PreferenceSection) -> None:
     down = len(data.train) - up
     if not up or not down:
         raise DataError(f"KTO needs good and bad answers; the data has {up} good and {down} bad ones")
-    weights = (settings.desirable_weight or 1.0, settings.undesirable_weight or 1.0)
-    ratio = kto_balance(up, down, desirable_weight=weights[0], undesirable_weight=weights[1])
+    good, bad = settings.weights.desirable_weight, settings.weights.undesirable_weight
+    ratio = kto_balance(up, down, desirable_weight=good, undesirable_weight=bad)
     if not 1.0 <= ratio <= 1.5:
         log.warning(
             "kto: %d good and %d bad answers, weighted %.2f to 1; the paper wants 1 to 1.5: try "
-            "preference.desirable_weight = %.3g",
+            "preference.kto.desirable_weight = %.3g",
             up,
             down,
             ratio,
-            weights[1] * down / up,
+            bad * down / up,
         )

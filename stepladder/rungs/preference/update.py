@@ -129,7 +129,7 @@ PairLoss = Callable[[AnswerScores, AnswerScores], LossAndMetrics]
 
 def pair_loss(settings: PreferenceSection) -> PairLoss:
     """The recipe's loss as a function of the scores of chosen and rejected, one value a pair."""
-    beta, smoothing = settings.resolved_beta, settings.label_smoothing
+    beta, smoothing, margin = settings.resolved_beta, settings.label_smoothing, settings.margin
     flipped = 0.1 if smoothing is None else smoothing
     per_token = settings.loss == "ipo" if settings.per_token is None else settings.per_token
     dpo = losses.length_normalised_dpo if per_token else losses.dpo
@@ -145,7 +145,7 @@ def pair_loss(settings: PreferenceSection) -> PairLoss:
         "ipo": (functools.partial(losses.ipo, tau=beta, average=per_token), True, True),
         "simpo": (
             functools.partial(
-                losses.simpo, beta=beta, gamma=settings.gamma, gamma_beta_ratio=settings.gamma_beta_ratio
+                losses.simpo, beta=beta, gamma=margin.gamma, gamma_beta_ratio=margin.gamma_beta_ratio
             ),
             False,
             True,
@@ -253,8 +253,8 @@ def kto_loss(
         torch.tensor([judged.desirable for judged in batch], device=scores.logprob.device),
         point,
         beta=settings.resolved_beta,
-        desirable_weight=settings.desirable_weight or 1.0,
-        undesirable_weight=settings.undesirable_weight or 1.0,
+        desirable_weight=settings.weights.desirable_weight,
+        undesirable_weight=settings.weights.undesirable_weight,
     )
 
 

@@ -40,7 +40,7 @@ class ProcessRewardModelRung(ScoringRung):
         Each step ends at an underlined token, green where its label is above a half.
         """
         settings: ProcessRewardModelSection = cls.section_of(bench.recipe)
-        if settings.tasks:
+        if settings.monte_carlo is not None:
             return None
         notes: list[str] = []
         train, held = step_data(

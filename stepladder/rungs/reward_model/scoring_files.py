@@ -32,8 +32,8 @@ def read_steps(path: str) -> Dataset[Steps]:
     if bare is not None:
         raise DataError(
             f"{path}: row {bare + 1} has {len(found.records[bare].labels)} labels for "
-            f"{len(found.records[bare].steps)} steps; give each step one, or set process_reward_model.tasks, "
-            "so that rollouts in an environment make them"
+            f"{len(found.records[bare].steps)} steps; give each step one, or set "
+            "process_reward_model.monte_carlo.tasks, so that rollouts in an environment make them"
         )
     return found
 

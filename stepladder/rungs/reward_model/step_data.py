@@ -50,13 +50,14 @@ def check_rows(
             key=f"{name}.solutions",
             what="solutions",
             method="step_solutions",
-            instead=f"add one, or set {name}.tasks, whose labels are made by rollouts",
+            instead=f"add one, or set {name}.monte_carlo, whose labels are made by rollouts",
         )
         rows = sources.once(world.step_solutions, settings.solutions, recipe.run.seed)
         rows_left(name, rows, settings.validation, recipe.run.seed)
     else:
         require_judge(recipe, world)
-        world.require("train", settings.tasks)
+        assert settings.monte_carlo is not None
+        world.require("train", settings.monte_carlo.tasks)
 
 
 def step_data(

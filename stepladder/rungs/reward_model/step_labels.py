@@ -19,7 +19,7 @@ from stepladder.errors import DataError
 from stepladder.objectives.reward_model import math_shepherd_label
 from stepladder.play.agent import Act, Agent, Agents
 from stepladder.play.policy_agent import PolicyAgent
-from stepladder.recipe.process_reward_model import SOLUTIONS_PER_TASK, ProcessRewardModelSection
+from stepladder.recipe.process_reward_model import MonteCarloSection, ProcessRewardModelSection
 from stepladder.types import Generation, Sampling, Task, Trajectory
 from stepladder.workbench.bench import Workbench
 
@@ -89,16 +89,17 @@ def prefix_agents(
 
 
 def monte_carlo_steps(bench: Workbench, settings: ProcessRewardModelSection, *, seed: int) -> list[Steps]:
-    """Solutions of the first `settings.tasks` training tasks, sampled from the policy, with labelled steps.
+    """Return solutions of the first training tasks, sampled from the policy, with labelled steps.
 
     What cannot be labelled (a failed episode, several turns, completions that all failed) is counted and
     said. Raises DataError where nothing is left.
     """
-    r = bench.recipe.rollout
-    tasks = [bench.world.get("train", i) for i in range(settings.tasks)]
+    how, r = settings.monte_carlo, bench.recipe.rollout
+    assert how is not None
+    tasks = [bench.world.get("train", i) for i in range(how.tasks)]
     groups = bench.play(
         [(f"solve-{i}", task) for i, task in enumerate(tasks)],
-        group_size=settings.solutions_per_task or SOLUTIONS_PER_TASK,
+        group_size=how.solutions_per_task,
         seed=seed,
     )
     played = [t for group in groups for t in group.trajectories]
@@ -109,7 +110,7 @@ def monte_carlo_steps(bench: Workbench, settings: ProcessRewardModelSection, *, 
         for i, ends in enumerate(cuts)
         for k, cut in enumerate(ends)
     ]
-    labels = _labels(bench, settings, solutions, prefixes, seed=seed)
+    labels = _labels(bench, how, solutions, prefixes, seed=seed)
     rows, unlabelled = [], 0
     for i, trajectory in enumerate(solutions):
         own = [labels[i, k] for k in range(len(cuts[i]))]
@@ -140,14 +141,14 @@ def monte_carlo_steps(bench: Workbench, settings: ProcessRewardModelSection, *, 
 
 def _labels(
     bench: Workbench,
-    settings: ProcessRewardModelSection,
+    how: MonteCarloSection,
     solutions: Sequence[Trajectory],
     prefixes: Sequence[Prefix],
     *,
     seed: int,
 ) -> dict[tuple[int, int], float | None]:
     """The label of each (solution, step) by completions; None where all of them failed."""
-    r, n = bench.recipe.rollout, settings.completions or 8
+    r, n = bench.recipe.rollout, how.completions
     tasks: list[tuple[str, Task]] = [
         (f"step-{p.solution}-{p.step}", solutions[p.solution].task) for p in prefixes
     ]
@@ -165,7 +166,7 @@ def _labels(
     labels: dict[tuple[int, int], float | None] = {}
     for prefix, group in zip(prefixes, groups, strict=True):
         right = [t.solved for t in group.trajectories if t.failure is None]
-        soft = settings.labels == "soft"
+        soft = how.labels == "soft"
         label = math_shepherd_label(right, soft=soft) if right else None
         labels[prefix.solution, prefix.step] = label
     return labels

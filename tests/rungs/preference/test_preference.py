@@ -29,6 +29,7 @@ from stepladder.policies.optimizer import MasterOptimizer
 from stepladder.policies.policy import Policy
 from stepladder.policies.tensors import load_tensors
 from stepladder.recipe.config import Recipe, load_recipe
+from stepladder.recipe.preference import LimitsSection
 from stepladder.run.progress import Display
 from stepladder.rungs.epochs import EpochState
 from stepladder.rungs.preference import rung as preference
@@ -136,7 +137,7 @@ def test_held_out_and_trained_prompts_have_nothing_in_common(tmp_path: Path) -> 
 
 
 OTHERS = {
-    "simpo": ("preference.gamma=1.0",),
+    "simpo": ("preference.simpo.gamma=1.0",),
     "orpo": (),
     "kto": (),
     "cdpo": ("preference.sft_weight=0.1", "preference.schedule=linear", "preference.warmup_steps=1"),
@@ -228,7 +229,7 @@ def test_a_killed_run_resumes_to_the_same_end(
         pytest.param(("preference.loss=kto",), id="kto"),
         pytest.param(("model.lora.rank=4", "preference.reference=base"), id="adapter"),
         pytest.param(("model.dtype=bfloat16", "preference.schedule=linear"), id="bf16"),
-        pytest.param(("preference.loss=simpo", "preference.gamma_beta_ratio=0.5"), id="simpo"),
+        pytest.param(("preference.loss=simpo", "preference.simpo.gamma_beta_ratio=0.5"), id="simpo"),
     ],
 )
 def test_other_kinds_resume_as_well(
@@ -465,14 +466,16 @@ def test_the_learning_rate_warms_up_and_falls_to_0() -> None:
         pytest.param({}, "either preference.data or preference.pairs.*pairs=64", id="no-data"),
         pytest.param({"pairs": 4, "data": "x"}, "either preference.data", id="two-sources"),
         pytest.param(
-            {"data": "x", "loss": "dpo", "gamma": 1.0}, "gamma=1.0 means nothing.*simpo", id="gamma"
+            {"data": "x", "loss": "dpo", "simpo": {"gamma": 1.0}},
+            "gamma=1.0.* means nothing.*simpo",
+            id="gamma",
         ),
         pytest.param(
             {"data": "x", "label_smoothing": 0.1}, "label_smoothing=0.1.*cdpo, robust", id="smoothing"
         ),
-        pytest.param({"data": "x", "loss": "simpo"}, "exactly one of gamma", id="no-gamma"),
+        pytest.param({"data": "x", "loss": "simpo"}, "exactly one of simpo.gamma", id="no-gamma"),
         pytest.param(
-            {"data": "x", "loss": "simpo", "gamma": 1.0, "reference": "start"},
+            {"data": "x", "loss": "simpo", "simpo": {"gamma": 1.0}, "reference": "start"},
             'has no reference.*"none"',
             id="reference-free",
         ),
@@ -480,8 +483,8 @@ def test_the_learning_rate_warms_up_and_falls_to_0() -> None:
         pytest.param(
             {"data": "x", "loss": "kto", "batch_size": 1}, "batch_size=1.*batch_size=8", id="fault-74"
         ),
-        pytest.param({"data": "x", "keep": "start"}, "max_prompt_tokens=512", id="keep"),
-        pytest.param({"data": "x", "overlong": "drop"}, "max_completion_tokens=512", id="drop"),
+        pytest.param({"data": "x", "limits": {"keep": "start"}}, "max_prompt_tokens=512", id="keep"),
+        pytest.param({"data": "x", "limits": {"overlong": "drop"}}, "max_completion_tokens=512", id="drop"),
         pytest.param({"data": "rejection_sampling"}, "no section .rejection_sampling.", id="no-earlier-rung"),
         pytest.param({"data": "x", "reference": "base"}, "there is no adapter", id="base-without-adapter"),
         pytest.param({"pairs": 64}, "asks an environment for pairs", id="no-environment"),
@@ -568,7 +571,8 @@ def test_faults_67_and_70_each_side_has_its_own_budget_and_every_option_does_som
 
     def load(**more: Any) -> tuple[list[Pair], Callable[[], str]]:
         assert made.preference is not None
-        settings = made.preference.model_copy(update={"data": str(path), "validation": 0, **more})
+        update = {"data": str(path), "validation": 0, "limits": LimitsSection(**more)}
+        settings = made.preference.model_copy(update=update)
         rows, held = preference.preference_rows(bench, settings, tmp_path, seed=0)
         data, tally = pair_data(bench, rows, held, settings)
         return data.train, lambda: tally.text

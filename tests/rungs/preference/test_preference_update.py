@@ -40,7 +40,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "cdpo": {"label_smoothing": 0.1},
     "robust": {"label_smoothing": 0.2, "sft_weight": 0.5},
     "ipo": {},
-    "simpo": {"gamma": 1.0},
+    "simpo": {"simpo": {"gamma": 1.0}},
     "orpo": {},
 }
 
@@ -205,7 +205,7 @@ def test_fault_75_sums_for_dpo_and_averages_for_simpo() -> None:
         return AnswerScores(torch.tensor([float(-length)]), zero, torch.tensor([length]), zero, True)
 
     dpo, _ = pair_loss(section("dpo"))(scores(2), scores(4))
-    simpo, _ = pair_loss(section("simpo", beta=2.0, gamma=1.0))(scores(2), scores(4))
+    simpo, _ = pair_loss(section("simpo", beta=2.0, simpo={"gamma": 1.0}))(scores(2), scores(4))
     assert float(dpo) == pytest.approx(-math.log(1 / (1 + math.exp(-0.2))), abs=1e-6)
     assert float(simpo) == pytest.approx(math.log1p(math.e), abs=1e-6)
 
@@ -236,8 +236,8 @@ def test_each_setting_reaches_its_loss() -> None:
     )
     assert value("ipo", beta=0.25) == pytest.approx((averaged - 2) ** 2)
     assert value("ipo", beta=0.25, per_token=False) == pytest.approx((h - 2) ** 2)
-    assert value("simpo", beta=2.0, gamma=0.5) == pytest.approx(low(2 * (-2 + 4.5) - 0.5))
-    assert value("simpo", beta=2.0, gamma=None, gamma_beta_ratio=0.5) == pytest.approx(low(5.0 - 1.0))
+    assert value("simpo", beta=2.0, simpo={"gamma": 0.5}) == pytest.approx(low(2 * (-2 + 4.5) - 0.5))
+    assert value("simpo", beta=2.0, simpo={"gamma_beta_ratio": 0.5}) == pytest.approx(low(5.0 - 1.0))
     odds = [p / (1 - p) for p in (math.exp(-2), math.exp(-4.5))]
     assert value("orpo", beta=0.3) == pytest.approx(2 + 0.3 * low(math.log(odds[0] / odds[1])), abs=1e-5)
 
@@ -364,7 +364,7 @@ def test_the_layout_changes_nothing(mode: str) -> None:
 
 def test_kto_is_what_it_says_by_hand(policy: Policy) -> None:
     batch = judged(random_pairs(3))
-    metrics, _ = kto_step(policy, batch, beta=0.2, undesirable_weight=1.5)
+    metrics, _ = kto_step(policy, batch, beta=0.2, kto={"undesirable_weight": 1.5})
 
     def ratio(answer: Answer) -> float:
         assert answer.reference is not None

@@ -156,10 +156,7 @@ def sums_recipe(folder: Path, name: str, *overrides: str) -> Any:
             "rollout": {"max_turns": 1, "max_tokens": 16, "max_context": 40},
             "sft": {"demonstrations": 40, "epochs": 3, "learning_rate": 1e-2, "validation": 0},
             "process_reward_model": {
-                "tasks": 6,
-                "solutions_per_task": 2,
-                "completions": 3,
-                "labels": "soft",
+                "monte_carlo": {"tasks": 6, "solutions_per_task": 2, "completions": 3, "labels": "soft"},
                 "epochs": 1,
                 "validation": 2,
             },
@@ -309,7 +306,7 @@ def test_a_solution_that_cannot_be_labelled_says_so(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("process_reward_model.solutions=4", "give one of process_reward_model.data"),
-        ("process_reward_model.completions=4", "is about labels made by rollouts"),
+        ("process_reward_model.monte_carlo.completions=4", "monte_carlo.tasks: Field required"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, override: str, message: str) -> None:
