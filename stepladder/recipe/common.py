@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from stepladder.recipe.engine import EngineSection
 from stepladder.recipe.run import EnvironmentSection, ModelSection, RolloutSection, RunSection
-from stepladder.recipe.section import Refusal, Section
+from stepladder.recipe.section import Refusals, Section
 
 
 class CommonRecipe(Section):
@@ -18,10 +18,9 @@ class CommonRecipe(Section):
     rollout: RolloutSection = RolloutSection()
     engine: EngineSection = EngineSection()
 
-    refusals: ClassVar[tuple[Refusal, ...]] = (
-        (
-            lambda s: s.engine.kind == "vllm" and s.run.exact,
-            'engine.kind = "vllm" cannot repeat a run bit for bit (its floats depend on what shares a '
-            "batch), and run.exact = true promises that; set run.exact = false",
+    refusals: ClassVar[Refusals] = {
+        'engine.kind = "vllm" cannot repeat a run bit for bit (its floats depend on what shares a '
+        "batch), and run.exact = true promises that; set run.exact = false": lambda s: (
+            s.engine.kind == "vllm" and s.run.exact
         ),
-    )
+    }

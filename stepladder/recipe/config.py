@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -25,7 +25,7 @@ from stepladder.recipe.reward_model import RewardModelSection
 from stepladder.recipe.rl import RlSection
 from stepladder.recipe.run import EnvironmentSection
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.recipe.section import RungSection
+from stepladder.recipe.section import Refusals, RungSection
 from stepladder.recipe.sft import SftSection
 
 
@@ -48,58 +48,43 @@ class Recipe(CommonRecipe):
     rl: RlSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
 
-    refusals = (
-        (
-            lambda s: all(getattr(s, rung) is None for rung in rung_sections()),
-            "the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`",
+    refusals: ClassVar[Refusals] = {
+        "the recipe trains nothing: add an [sft] or an [rl] section, or use `eval`": lambda s: all(
+            getattr(s, rung) is None for rung in rung_sections()
         ),
-        (
-            lambda s: s.environment is None and s.wants_environment(),
-            lambda s: (
-                f"{s.wants_environment()}, and there is none: add a section [environment] with name = "
-                '"calculator"'
-            ),
+        '{s.wish}, and there is none: add a section [environment] with name = "calculator"': lambda s: (
+            s.environment is None and s.wish
         ),
-        (
-            lambda s: s.rl and s.rl.off_policy.max_staleness and s.run.exact,
-            "rl.off_policy.max_staleness={s.rl.off_policy.max_staleness} plays while it trains, so what a "
-            "token is sampled with depends on timing; and run.exact = true promises that it does not; set "
-            "run.exact = false, or rl.off_policy.max_staleness = 0",
+        "rl.off_policy.max_staleness={s.rl.off_policy.max_staleness} plays while it trains, so what a "
+        "token is sampled with depends on timing; and run.exact = true promises that it does not; set "
+        "run.exact = false, or rl.off_policy.max_staleness = 0": lambda s: (
+            s.rl and s.rl.off_policy.max_staleness and s.run.exact
         ),
-        (
-            lambda s: s.rl and s.rl.replay.weight and s.sft is None,
-            "rl.replay.weight={s.rl.replay.weight:g} mixes the demonstrations of [sft] into RL, and the "
-            "recipe has no [sft]; add one, or set rl.replay.weight = 0",
+        "rl.replay.weight={s.rl.replay.weight:g} mixes the demonstrations of [sft] into RL, and the "
+        "recipe has no [sft]; add one, or set rl.replay.weight = 0": lambda s: (
+            s.rl and s.rl.replay.weight and s.sft is None
         ),
-        (
-            lambda s: s.sft and not s.sft.epochs and not (s.rl and s.rl.replay.weight),
-            "sft.epochs=0 keeps the rows of [sft] for rl.replay alone, and nothing replays them; set "
-            "rl.replay.weight = 0.1, or sft.epochs = 10",
+        "sft.epochs=0 keeps the rows of [sft] for rl.replay alone, and nothing replays them; set "
+        "rl.replay.weight = 0.1, or sft.epochs = 10": lambda s: (
+            s.sft and not s.sft.epochs and not (s.rl and s.rl.replay.weight)
         ),
-        (
-            lambda s: s.preference and s.preference.data == EARLIER_RUNG and getattr(s, EARLIER_RUNG) is None,
-            "preference.data={s.preference.data!r} takes the pairs that this rung wrote, and the recipe has "
-            "no section [{s.preference.data}]; add one, or give a file or preference.pairs",
+        "preference.data={s.preference.data!r} takes the pairs that this rung wrote, and the recipe has "
+        "no section [{s.preference.data}]; add one, or give a file or preference.pairs": lambda s: (
+            s.preference and s.preference.data == EARLIER_RUNG and getattr(s, EARLIER_RUNG) is None
         ),
-        (
-            lambda s: s.preference and s.preference.reference == "base" and s.model.lora is None,
-            'preference.reference="base" is the model without its adapter, and there is no adapter; add a '
-            'section [model.lora], or write preference.reference = "start"',
+        'preference.reference="base" is the model without its adapter, and there is no adapter; add a '
+        'section [model.lora], or write preference.reference = "start"': lambda s: (
+            s.preference and s.preference.reference == "base" and s.model.lora is None
         ),
-        (
-            lambda s: s.model.lora is not None and not s.model.train_embeddings,
-            "model.train_embeddings=false says nothing with a LoRA adapter, which never trains the "
-            "embeddings; leave it out",
-        ),
-        (
-            lambda s: s.model.options and s.model.name != "tiny",
-            "model.options sizes the tiny model, but model.name is {s.model.name!r}; set model.name = "
-            '"tiny" or remove the options',
-        ),
-    )
+        "model.train_embeddings=false says nothing with a LoRA adapter, which never trains the "
+        "embeddings; leave it out": lambda s: s.model.lora is not None and not s.model.train_embeddings,
+        "model.options sizes the tiny model, but model.name is {s.model.name!r}; set model.name = "
+        '"tiny" or remove the options': lambda s: s.model.options and s.model.name != "tiny",
+    }
 
-    def wants_environment(self) -> str | None:
-        """Return what the first rung that needs an environment does with it, or None if no rung does."""
+    @property
+    def wish(self) -> str | None:
+        """What the first rung that needs an environment does with it, or None if no rung does."""
         sections = (getattr(self, rung) for rung in rung_sections())
         wishes = (section.wants_environment() for section in sections if section is not None)
         return next((wish for wish in wishes if wish), None)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from stepladder.recipe.section import Names, OptimizerKeys, RungSection
+from stepladder.recipe.section import Names, OptimizerKeys, Refusals, RungSection
 
 
 class DistillationSection(OptimizerKeys, RungSection):
     """A teacher, a second model with the same vocabulary, scores every token; the policy moves towards it."""
 
     label: ClassVar[str] = "after distillation"
+    wish: ClassVar[str] = "[distillation] samples in an environment or asks it for demonstrations"
 
     teacher: Annotated[str, Names("model")] = Field(
         description="a run folder, a model folder, a bundled name or a hub id"
@@ -50,33 +51,23 @@ class DistillationSection(OptimizerKeys, RungSection):
     temperature: float | None = Field(None, gt=0, description="of sampling; unset: rollout.temperature")
 
     def wants_environment(self) -> str | None:
-        """Return what is asked of it: demonstrations, or tasks to sample on."""
+        """Return what is done in it: with conversations from a file it may still be sampled in."""
         if self.data is None:
-            return "[distillation] samples in an environment or asks it for demonstrations"
-        playing = f"distillation.on_policy={self.on_policy:g} plays episodes"
-        return playing if self.on_policy > 0 else None
+            return self.wish
+        return f"distillation.on_policy={self.on_policy:g} plays episodes" if self.on_policy > 0 else None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> DistillationSection:
-        given = (self.data is not None) + (self.demonstrations > 0)
-        if self.on_policy < 1 and given != 1:
-            raise ValueError(
-                f"on_policy={self.on_policy:g} leaves steps to conversations: give either data or "
-                f"demonstrations; got data={self.data!r} and demonstrations={self.demonstrations}"
-            )
-        if self.on_policy == 1 and given:
-            raise ValueError(
-                "on_policy=1 samples every step, so data and demonstrations mean nothing; leave them out, or "
-                "set on_policy = 0.5"
-            )
-        if self.loss == "sampled" and self.on_policy < 1:
-            raise ValueError(
-                f"loss='sampled' estimates the divergence on the policy's own tokens, but on_policy is "
-                f"{self.on_policy:g}; set on_policy = 1, or loss = 'divergence'"
-            )
-        if self.loss == "sampled" and self.beta != 1:
-            raise ValueError(
-                f"loss='sampled' is the reverse KL, so beta={self.beta:g} means nothing; leave it out, or "
-                "set loss = 'divergence'"
-            )
-        return self
+    refusals: ClassVar[Refusals] = {
+        "on_policy={s.on_policy:g} leaves steps to conversations: give either data or demonstrations; got "
+        "data={s.data!r} and demonstrations={s.demonstrations}": lambda s: s.on_policy < 1 and s.sources != 1,
+        "on_policy=1 samples every step, so data and demonstrations mean nothing; leave them out, or set "
+        "on_policy = 0.5": lambda s: s.on_policy == 1 and s.sources,
+        "loss='sampled' estimates the divergence on the policy's own tokens, but on_policy is {s.on_policy:g}"
+        "; set on_policy = 1, or loss = 'divergence'": lambda s: s.loss == "sampled" and s.on_policy < 1,
+        "loss='sampled' is the reverse KL, so beta={s.beta:g} means nothing; leave it out, or set loss = "
+        "'divergence'": lambda s: s.loss == "sampled" and s.beta != 1,
+    }
+
+    @property
+    def sources(self) -> int:
+        """How many sources of conversations are given."""
+        return (self.data is not None) + (self.demonstrations > 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stepladder.recipe.section import Names, Section
+from stepladder.recipe.section import Names, Refusals, Section
 
 
 class EngineSection(Section):
@@ -39,30 +39,24 @@ class EngineSection(Section):
         120.0, gt=0, description="vllm: seconds without a token for anybody before requests are given up"
     )
 
-    refusals = (
-        (
-            lambda s: s.kind == "local" and s.of_a_server(),
-            lambda s: (
-                f"engine.{s.of_a_server()} = {getattr(s, s.of_a_server())!r} says nothing about the local "
-                'engine; set engine.kind = "vllm" or remove it'
-            ),
+    refusals: ClassVar[Refusals] = {
+        'engine.{s.of_a_server} says nothing about the local engine; set engine.kind = "vllm" or '
+        "remove it": lambda s: s.kind == "local" and s.of_a_server,
+        'engine.kind = "vllm" needs either engine.python or engine.url; got python={s.python!r} and '
+        'url={s.url!r}. Try python = "/opt/vllm/bin/python"': lambda s: (
+            s.kind == "vllm" and (s.python is None) == (s.url is None)
         ),
-        (
-            lambda s: s.kind == "vllm" and (s.python is None) == (s.url is None),
-            'engine.kind = "vllm" needs either engine.python or engine.url; got python={s.python!r} and '
-            'url={s.url!r}. Try python = "/opt/vllm/bin/python"',
+        "engine.options = {s.options!r} are for a server that the run starts, but engine.url = {s.url!r} "
+        "runs already; start that server with them and remove them here": lambda s: (
+            s.url is not None and s.options
         ),
-        (
-            lambda s: s.url is not None and s.options,
-            "engine.options = {s.options!r} are for a server that the run starts, but engine.url = {s.url!r} "
-            "runs already; start that server with them and remove them here",
+        'engine.url = {s.url!r} is not an address; it looks like "http://localhost:8000"': lambda s: (
+            s.url is not None and not s.url.startswith(("http://", "https://"))
         ),
-        (
-            lambda s: s.url is not None and not s.url.startswith(("http://", "https://")),
-            'engine.url = {s.url!r} is not an address; it looks like "http://localhost:8000"',
-        ),
-    )
+    }
 
+    @property
     def of_a_server(self) -> str | None:
-        """Return a key that is set and says something about a server alone, or None."""
-        return min(self.model_dump(exclude_defaults=True).keys() - {"kind"}, default=None)
+        """A key that is set and says something about a server alone, with its value."""
+        given = self.model_dump(exclude_defaults=True, exclude={"kind"})
+        return min((f"{key} = {value!r}" for key, value in given.items()), default=None)

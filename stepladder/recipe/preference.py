@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stepladder.recipe.section import EarlyStopKeys, Names, OptimizerKeys, RungSection, Section
+from stepladder.recipe.section import EarlyStopKeys, Names, OptimizerKeys, Refusals, RungSection, Section
 
 Loss = Literal["dpo", "cdpo", "robust", "ipo", "simpo", "kto", "orpo"]
 
@@ -52,38 +52,22 @@ class LimitsSection(Section):
         "cut", description='"drop": rows over a limit are left out, and counted'
     )
 
-    refusals = (
-        (
-            lambda s: s.keep == "start" and (s.max_prompt_tokens is None or s.overlong == "drop"),
-            'keep="start" says how prompts are cut, but none is; set max_prompt_tokens=512 and '
-            'overlong="cut", or leave keep out',
+    refusals: ClassVar[Refusals] = {
+        'keep="start" says how prompts are cut, but none is; set max_prompt_tokens=512 and '
+        'overlong="cut", or leave keep out': lambda s: (
+            s.keep == "start" and (s.max_prompt_tokens is None or s.overlong == "drop")
         ),
-        (
-            lambda s: (
-                s.overlong == "drop" and s.max_prompt_tokens is None and s.max_completion_tokens is None
-            ),
-            'overlong="drop" drops nothing without a limit; set max_completion_tokens=512',
+        'overlong="drop" drops nothing without a limit; set max_completion_tokens=512': lambda s: (
+            s.overlong == "drop" and s.max_prompt_tokens is None and s.max_completion_tokens is None
         ),
-    )
-
-
-def _too_many_held(s: Any) -> bool:
-    """For kto each pair is two answers to one prompt, and each side of the split needs two prompts."""
-    held, least = (s.validation // 2, 2) if s.loss == "kto" else (s.validation, 1)
-    return bool(s.pairs and s.validation and s.pairs - held < least)
-
-
-def _fewer_held(s: Any) -> int:
-    """Return a `validation` that leaves enough to train on."""
-    if s.loss != "kto":
-        return int(s.pairs // 5)
-    return max(4, s.pairs // 5 * 2) if s.pairs >= 4 else 0
+    }
 
 
 class PreferenceSection(OptimizerKeys, EarlyStopKeys, RungSection):
     """Preference optimisation: DPO and its relatives on pairs, KTO on single answers."""
 
     label: ClassVar[str] = "after preference optimisation"
+    wish: ClassVar[str] = "preference.pairs={s.pairs} asks an environment for pairs"
     writes: ClassVar[tuple[str, ...]] = ("reference_logprobs.safetensors",)
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
@@ -134,63 +118,58 @@ class PreferenceSection(OptimizerKeys, EarlyStopKeys, RungSection):
     simpo: SimpoSection | None = None
     kto: KtoSection | None = None
 
-    refusals = (
-        (
-            lambda s: (s.data is None) == (s.pairs == 0),
-            "give either preference.data or preference.pairs; got data={s.data!r} and pairs={s.pairs}. Try "
-            "pairs=64",
+    refusals: ClassVar[Refusals] = {
+        "give either preference.data or preference.pairs; got data={s.data!r} and pairs={s.pairs}. Try "
+        "pairs=64": lambda s: (s.data is None) == (s.pairs == 0),
+        "validation={s.validation} answers are fewer than two pairs, and kto compares answers to "
+        "different prompts; try validation = 4, or 0": lambda s: (
+            s.pairs and s.loss == "kto" and 0 < s.validation < 4
         ),
-        (
-            lambda s: s.pairs and s.loss == "kto" and 0 < s.validation < 4,
-            "validation={s.validation} answers are fewer than two pairs, and kto compares answers to "
-            "different prompts; try validation = 4, or 0",
+        "pairs={s.pairs} leaves too little to train on, for validation={s.validation} {s.unit} "
+        "are held back; try validation = {s.fewer}": lambda s: (
+            s.pairs and s.validation and s.pairs - s.held < (2 if s.loss == "kto" else 1)
         ),
-        (
-            _too_many_held,
-            lambda s: (
-                f"pairs={s.pairs} leaves too little to train on, for validation={s.validation} "
-                f"{'answers (two per pair)' if s.loss == 'kto' else 'pairs'} are held back; try validation = "
-                f"{_fewer_held(s)}"
-            ),
+        "{s.in_vain[0]}={s.in_vain[1]!r} means nothing to the loss {s.loss!r}; leave it out, or use one "
+        "of: {s.in_vain[2]}": lambda s: s.in_vain,
+        "the loss {s.loss!r} has no reference, but reference={s.reference!r}; write reference = "
+        '"none", or leave it out': lambda s: (
+            s.loss in WITHOUT_REFERENCE and s.reference not in (None, "none")
         ),
-        (
-            lambda s: s.in_vain(),
-            lambda s: (
-                f"{s.in_vain()}={getattr(s, s.in_vain())!r} means nothing to the loss {s.loss!r}; leave "
-                f"it out, or use: {', '.join(loss for loss, keys in TAKES.items() if s.in_vain() in keys)}"
-            ),
+        "the loss {s.loss!r} is measured from a reference, but reference={s.reference!r}; write "
+        'reference = "start"': lambda s: s.loss not in WITHOUT_REFERENCE and s.reference == "none",
+        "simpo needs exactly one of simpo.gamma (absolute) and simpo.gamma_beta_ratio; got "
+        "gamma={s.margin.gamma} and gamma_beta_ratio={s.margin.gamma_beta_ratio}. Try "
+        "preference.simpo.gamma_beta_ratio=0.5": lambda s: (
+            s.loss == "simpo" and (s.margin.gamma is None) == (s.margin.gamma_beta_ratio is None)
         ),
-        (
-            lambda s: s.loss in WITHOUT_REFERENCE and s.reference not in (None, "none"),
-            "the loss {s.loss!r} has no reference, but reference={s.reference!r}; write reference = "
-            '"none", or leave it out',
-        ),
-        (
-            lambda s: s.loss not in WITHOUT_REFERENCE and s.reference == "none",
-            "the loss {s.loss!r} is measured from a reference, but reference={s.reference!r}; write "
-            'reference = "start"',
-        ),
-        (
-            lambda s: s.loss == "simpo" and (s.margin.gamma is None) == (s.margin.gamma_beta_ratio is None),
-            "simpo needs exactly one of simpo.gamma (absolute) and simpo.gamma_beta_ratio; got "
-            "gamma={s.margin.gamma} and gamma_beta_ratio={s.margin.gamma_beta_ratio}. Try "
-            "preference.simpo.gamma_beta_ratio=0.5",
-        ),
-        (
-            lambda s: s.loss == "kto" and s.batch_size < 2,
-            "kto compares each answer with another of its batch, so batch_size={s.batch_size} leaves "
-            "nothing to compare; try batch_size=8",
-        ),
-    )
+        "kto compares each answer with another of its batch, so batch_size={s.batch_size} leaves "
+        "nothing to compare; try batch_size=8": lambda s: s.loss == "kto" and s.batch_size < 2,
+    }
 
-    def wants_environment(self) -> str | None:
-        """Return what is asked of it: pairs."""
-        return f"preference.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
+    @property
+    def unit(self) -> str:
+        """What `validation` counts."""
+        return "answers (two per pair)" if self.loss == "kto" else "pairs"
 
-    def in_vain(self) -> str | None:
-        """Return a key or table that is given and means nothing to the loss, or None."""
-        known = dict.fromkeys(key for keys in TAKES.values() for key in keys if key not in TAKES[self.loss])
-        return next((key for key in known if getattr(self, key) is not None), None)
+    @property
+    def held(self) -> int:
+        """The pairs that `validation` holds back. For kto each pair is two answers to one prompt."""
+        return self.validation // 2 if self.loss == "kto" else self.validation
+
+    @property
+    def fewer(self) -> int:
+        """A `validation` that leaves enough to train on: kto needs two prompts on each side of the split."""
+        if self.loss != "kto":
+            return self.pairs // 5
+        return max(4, self.pairs // 5 * 2) if self.pairs >= 4 else 0
+
+    @property
+    def in_vain(self) -> tuple[str, Any, str] | None:
+        """A key or table that is given and means nothing to the loss: its name, its value, what uses it."""
+        for key in dict.fromkeys(key for keys in TAKES.values() for key in keys):
+            if getattr(self, key) is not None and key not in TAKES[self.loss]:
+                return key, getattr(self, key), ", ".join(loss for loss, keys in TAKES.items() if key in keys)
+        return None
 
     @property
     def resolved_reference(self) -> str:

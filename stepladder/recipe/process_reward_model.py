@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.recipe.section import Names, Section
+from stepladder.recipe.section import Names, Refusals, Section
 
 
 class MonteCarloSection(Section):
@@ -25,6 +25,7 @@ class ProcessRewardModelSection(ScoringSection):
     """A process reward model on labelled steps, saved to `process_reward_model/` of the run."""
 
     label: ClassVar[str] = "after the process reward model"
+    wish: ClassVar[str] = "process_reward_model without data asks an environment for solutions or tasks"
     kind: ClassVar[Literal["outcome", "process"]] = "process"
     writes: ClassVar[tuple[str, ...]] = ("steps.jsonl",)
 
@@ -38,36 +39,22 @@ class ProcessRewardModelSection(ScoringSection):
     )
     separator: str = Field("\n", min_length=1, description="what stands between the steps of a solution")
 
-    def wants_environment(self) -> str | None:
-        """Return what is asked of it: solutions, or tasks to be solved."""
-        asks = "process_reward_model without data asks an environment for solutions or tasks"
-        return asks if self.data is None else None
+    refusals: ClassVar[Refusals] = {
+        "give one of process_reward_model.data, .solutions and .monte_carlo; got data={s.data!r}, "
+        "solutions={s.solutions}, monte_carlo={s.monte_carlo!r}. Try solutions=256": lambda s: (
+            (s.data is not None) + (s.solutions > 0) + (s.monte_carlo is not None) != 1
+        ),
+        "monte_carlo.tasks=1 cannot be split, and validation={s.validation} holds back whole tasks; try "
+        "monte_carlo.tasks = 64, or validation = 0": lambda s: (
+            s.monte_carlo and s.monte_carlo.tasks == 1 and s.validation
+        ),
+    }
 
-    refusals = (
-        (
-            lambda s: (s.data is not None) + (s.solutions > 0) + (s.monte_carlo is not None) != 1,
-            "give one of process_reward_model.data, .solutions and .monte_carlo; got data={s.data!r}, "
-            "solutions={s.solutions}, monte_carlo={s.monte_carlo!r}. Try solutions=256",
-        ),
-        (
-            lambda s: 0 < s.solutions <= s.validation,
-            lambda s: s.too_few(f"solutions={s.solutions}", s.solutions),
-        ),
-        (
-            lambda s: s.monte_carlo and s.sampled() <= s.validation,
-            lambda s: s.too_few(
-                f"monte_carlo.tasks={s.monte_carlo.tasks} with {s.monte_carlo.solutions_per_task} solutions "
-                "each",
-                s.sampled(),
-            ),
-        ),
-        (
-            lambda s: s.monte_carlo and s.monte_carlo.tasks == 1 and s.validation,
-            "monte_carlo.tasks=1 cannot be split, and validation={s.validation} holds back whole tasks; try "
-            "monte_carlo.tasks = 64, or validation = 0",
-        ),
-    )
-
-    def sampled(self) -> int:
-        """Return how many solutions the policy samples."""
-        return self.monte_carlo.tasks * self.monte_carlo.solutions_per_task if self.monte_carlo else 0
+    @property
+    def made(self) -> tuple[int, str]:
+        """The solutions that the environment or the policy makes: how many, and the keys that say so."""
+        how = self.monte_carlo
+        if how is None:
+            return self.solutions, f"solutions={self.solutions}"
+        keys = f"monte_carlo.tasks={how.tasks} with {how.solutions_per_task} solutions each"
+        return how.tasks * how.solutions_per_task, keys

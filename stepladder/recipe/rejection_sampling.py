@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.recipe.fitting import FittingSection
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Refusals, Section
 
 
 class Selection(Section):
@@ -29,14 +29,10 @@ class Selection(Section):
         None, gt=0, description="temperature of `statistical`: small accepts only scores near the best; 0.5"
     )
 
-    @model_validator(mode="after")
-    def _beta_is_for_statistical(self) -> Selection:
-        if self.beta is not None and self.keep != "statistical":
-            raise ValueError(
-                f"beta={self.beta:g} is the temperature of statistical rejection sampling, but keep is "
-                f'{self.keep!r}; set keep = "statistical", or leave beta out'
-            )
-        return self
+    refusals: ClassVar[Refusals] = {
+        "beta={s.beta:g} is the temperature of statistical rejection sampling, but keep is {s.keep!r}; set "
+        'keep = "statistical", or leave beta out': lambda s: s.beta is not None and s.keep != "statistical",
+    }
 
     @property
     def required(self) -> Literal["solved", "scored"]:
@@ -50,6 +46,7 @@ class RejectionSamplingSection(Selection, FittingSection):
     """Sample episodes from the policy, keep the good ones, fine-tune on their own tokens; repeat."""
 
     label: ClassVar[str] = "after rejection sampling"
+    wish: ClassVar[str] = "[rejection_sampling] plays episodes"
     rows: ClassVar[tuple[str, ...]] = ("accepted.jsonl", "pairs.jsonl")
     writes: ClassVar[tuple[str, ...]] = ("rejection_sampling_start.safetensors",)
 
@@ -70,15 +67,7 @@ class RejectionSamplingSection(Selection, FittingSection):
         0, ge=0, description="accepted episodes held out, whole tasks at a time; 0: no early stop"
     )
 
-    def wants_environment(self) -> str | None:
-        """Return what is played in it."""
-        return "[rejection_sampling] plays episodes"
-
-    @model_validator(mode="after")
-    def _restart_needs_rounds(self) -> RejectionSamplingSection:
-        if self.restart and self.rounds == 1:
-            raise ValueError(
-                "restart=true says where the second round starts, but rounds is 1; set rounds = 2, or "
-                "leave restart out"
-            )
-        return self
+    refusals: ClassVar[Refusals] = {
+        "restart=true says where the second round starts, but rounds is 1; set rounds = 2, or leave restart "
+        "out": lambda s: s.restart and s.rounds == 1,
+    }

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from stepladder.recipe.scoring import ScoringSection
-from stepladder.recipe.section import Names
+from stepladder.recipe.section import Names, Refusals
 
 
 class RewardModelSection(ScoringSection):
     """A reward model on pairs or rankings (Bradley-Terry), saved to `reward_model/` of the run."""
 
     label: ClassVar[str] = "after the reward model"
+    wish: ClassVar[str] = "reward_model.pairs={s.pairs} asks an environment for pairs"
     kind: ClassVar[Literal["outcome", "process"]] = "outcome"
 
     pairs: int = Field(0, ge=0, description="made by the environment; 0 with `data`")
@@ -27,22 +28,15 @@ class RewardModelSection(ScoringSection):
         0.01, ge=0, description="weight of (r_w + r_l)², which fixes the offset of the scores near 0"
     )
 
-    def wants_environment(self) -> str | None:
-        """Return what is asked of it: pairs."""
-        return f"reward_model.pairs={self.pairs} asks an environment for pairs" if self.data is None else None
+    refusals: ClassVar[Refusals] = {
+        "give either reward_model.data or reward_model.pairs; got data={s.data!r} and pairs={s.pairs}. "
+        "Try pairs=256": lambda s: (s.data is None) == (s.pairs == 0),
+        'margin="data" needs a file; with pairs, give a number such as margin = 0.0': lambda s: (
+            s.margin == "data" and s.data is None
+        ),
+    }
 
-    refusals = (
-        (
-            lambda s: (s.data is None) == (s.pairs == 0),
-            "give either reward_model.data or reward_model.pairs; got data={s.data!r} and pairs={s.pairs}. "
-            "Try pairs=256",
-        ),
-        (
-            lambda s: 0 < s.pairs <= s.validation,
-            lambda s: s.too_few(f"pairs={s.pairs}", s.pairs),
-        ),
-        (
-            lambda s: s.margin == "data" and s.data is None,
-            'margin="data" needs a file; with pairs, give a number such as margin = 0.0',
-        ),
-    )
+    @property
+    def made(self) -> tuple[int, str]:
+        """The rows that the environment makes: how many, and the keys that say so."""
+        return self.pairs, f"pairs={self.pairs}"

@@ -35,6 +35,7 @@ class RlSection(OptimizerKeys, RungSection):
     """Reinforcement learning: `tasks_per_step` groups of `group_size` episodes, then an update."""
 
     label: ClassVar[str] = "after RL"
+    wish: ClassVar[str] = "[rl] plays episodes"
     writes: ClassVar[tuple[str, ...]] = ("reference.safetensors",)
 
     algorithm: str = Field("grpo", description="a row of stepladder/algorithms.py")
@@ -93,7 +94,3 @@ class RlSection(OptimizerKeys, RungSection):
         given = {column: attrgetter(key)(self) for column, key in COLUMNS.items()}
         changes: dict[str, Any] = {column: value for column, value in given.items() if value is not None}
         return dataclasses.replace(self.kl.applied_to(ALGORITHMS[self.algorithm]), **changes)
-
-    def wants_environment(self) -> str | None:
-        """Return what is played in it."""
-        return "[rl] plays episodes"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from stepladder.recipe.section import Names, Section
+from stepladder.recipe.section import Names, Refusals, Section
 
 
 class CreditSection(Section):
@@ -77,13 +77,12 @@ class CriticSection(Section):
         "environment or by max_turns; always: also a message longer than max_tokens and a full context",
     )
 
-    refusals = (
-        (
-            lambda s: s.trunk == "shared" and (s.warmup_steps or s.updates_per_batch),
-            "warmup_steps={s.warmup_steps} and updates_per_batch={s.updates_per_batch} are of a critic with "
-            "a trunk of its own; leave them out, or set trunk = 'separate'",
+    refusals: ClassVar[Refusals] = {
+        "warmup_steps={s.warmup_steps} and updates_per_batch={s.updates_per_batch} are of a critic with "
+        "a trunk of its own; leave them out, or set trunk = 'separate'": lambda s: (
+            s.trunk == "shared" and (s.warmup_steps or s.updates_per_batch)
         ),
-    )
+    }
 
 
 class BonusSection(Section):
@@ -115,18 +114,12 @@ class BonusSection(Section):
         None, gt=0, le=1, description="the weight falls to 0 as the share of episodes with a call reaches it"
     )
 
-    refusals = (
-        (
-            lambda s: s.kind == "format" and (s.per == "call" or s.cap is not None),
-            "a format bonus is paid once per episode, so per={s.per!r} and cap={s.cap} say nothing; leave "
-            "them out",
-        ),
-        (
-            lambda s: s.cap is not None and s.cap < abs(s.weight),
-            "cap={s.cap:g} is less than one bonus of weight={s.weight:g}; leave cap out, or raise it to "
-            "several times the weight",
-        ),
-    )
+    refusals: ClassVar[Refusals] = {
+        "a format bonus is paid once per episode, so per={s.per!r} and cap={s.cap} say nothing; leave "
+        "them out": lambda s: s.kind == "format" and (s.per == "call" or s.cap is not None),
+        "cap={s.cap:g} is less than one bonus of weight={s.weight:g}; leave cap out, or raise it to "
+        "several times the weight": lambda s: s.cap is not None and s.cap < abs(s.weight),
+    }
 
     @field_validator("pattern")
     @classmethod

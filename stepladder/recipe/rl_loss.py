@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from stepladder.algorithms import Algorithm
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Refusals, Section
 
 
 class ClipSection(Section):
@@ -82,12 +82,10 @@ class EntropySection(Section):
     )
     step: float = Field(0.005, gt=0, description="by how much that bonus moves at each step")
 
-    refusals = (
-        (
-            lambda s: s.target is not None and s.coefficient,
-            "coefficient={s.coefficient:g} is fixed, target={s.target:g} moves it from 0; give one of them",
-        ),
-    )
+    refusals: ClassVar[Refusals] = {
+        "coefficient={s.coefficient:g} is fixed, target={s.target:g} moves it from 0; give one of "
+        "them": lambda s: s.target is not None and s.coefficient,
+    }
 
 
 class OffPolicySection(Section):

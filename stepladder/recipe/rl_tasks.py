@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stepladder.recipe.section import Section
+from stepladder.recipe.section import Refusals, Section
 
 
 class TasksSection(Section):
@@ -33,13 +33,12 @@ class TasksSection(Section):
         1.0, gt=0, le=1, description="share of the groups, those of the widest rewards, that is trained on"
     )
 
-    refusals = (
-        (
-            lambda s: s.epochs is not None and s.sampling != "uniform",
-            "epochs={s.epochs} promises every task equally often, and sampling={s.sampling!r} chooses among "
-            "them; set sampling = 'uniform', or leave epochs out and end by rl.steps",
+    refusals: ClassVar[Refusals] = {
+        "epochs={s.epochs} promises every task equally often, and sampling={s.sampling!r} chooses among "
+        "them; set sampling = 'uniform', or leave epochs out and end by rl.steps": lambda s: (
+            s.epochs is not None and s.sampling != "uniform"
         ),
-    )
+    }
 
 
 class HorizonSection(Section):

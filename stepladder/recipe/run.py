@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from stepladder.recipe.section import Names, Section
+from stepladder.recipe.section import Names, Refusals, Section
 
 
 class RunSection(Section):
@@ -110,12 +110,12 @@ class RolloutSection(Section):
     concurrency: int = Field(256, ge=1, description="episodes at the same time")
     deadline: float = Field(60.0, gt=0, description="seconds each of reset, step and close may take")
 
-    refusals = (
-        (
-            lambda s: s.max_tokens >= s.max_context,
-            lambda s: (
-                f"rollout.max_tokens={s.max_tokens} leaves no room for a prompt in rollout.max_context="
-                f"{s.max_context}; try max_context = {s.max_tokens * 4}"
-            ),
-        ),
-    )
+    refusals: ClassVar[Refusals] = {
+        "rollout.max_tokens={s.max_tokens} leaves no room for a prompt in rollout.max_context="
+        "{s.max_context}; try max_context = {s.roomy}": lambda s: s.max_tokens >= s.max_context,
+    }
+
+    @property
+    def roomy(self) -> int:
+        """A `max_context` with room for a prompt."""
+        return self.max_tokens * 4

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stepladder.recipe.section import EarlyStopKeys, OptimizerKeys, RungSection
+from stepladder.recipe.section import EarlyStopKeys, OptimizerKeys, Refusals, RungSection
 
 
 class ScoringSection(OptimizerKeys, EarlyStopKeys, RungSection):
@@ -29,9 +29,17 @@ class ScoringSection(OptimizerKeys, EarlyStopKeys, RungSection):
         None, ge=1, description="longer answers lose their end; unset: no limit"
     )
 
-    def too_few(self, what: str, count: int) -> str:
-        """Return the sentence about rows to be made that `validation` would take, all of them."""
-        return (
-            f"{what} leaves nothing to train on, for validation={self.validation} holds back as many; try "
-            f"validation = {count // 5}"
-        )
+    refusals: ClassVar[Refusals] = {
+        "{s.made[1]} leaves nothing to train on, for validation={s.validation} holds back as many; try "
+        "validation = {s.fewer}": lambda s: 0 < s.made[0] <= s.validation,
+    }
+
+    @property
+    def made(self) -> tuple[int, str]:
+        """The rows that are still to be made: how many (0 with a file), and the keys that say so."""
+        raise NotImplementedError
+
+    @property
+    def fewer(self) -> int:
+        """A `validation` that leaves rows to train on."""
+        return self.made[0] // 5

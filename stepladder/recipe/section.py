@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Refusal = tuple[Callable[..., object], str | Callable[..., str]]
-"""A condition, and the sentence that refuses what meets it: what is wrong, the value, and what works.
+Refusals = Mapping[str, Callable[..., object]]
+"""Sentences that refuse, and when, in the order in which they are asked.
 
-The sentence is a format string of the condition's arguments (`s`, the section), or a function of them.
+A sentence says what is wrong, the value received and a value that works. It is a format string of its
+condition's arguments, such as `s`, the section.
 """
 
 
-def refuse(rows: Iterable[Refusal], **facts: Any) -> None:
-    """Raise ValueError with the sentence of the first row whose condition holds of `facts`."""
-    for holds, sentence in rows:
+def refuse(refusals: Refusals, **facts: Any) -> None:
+    """Raise ValueError with the first sentence whose condition holds of `facts`."""
+    for sentence, holds in refusals.items():
         if holds(**facts):
-            raise ValueError(sentence.format(**facts) if isinstance(sentence, str) else sentence(**facts))
+            raise ValueError(sentence.format(**facts))
 
 
 class Section(BaseModel):
@@ -27,13 +28,13 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    refusals: ClassVar[tuple[Refusal, ...]] = ()
+    refusals: ClassVar[Refusals] = {}
     """What no single key can see, asked in order once all keys are read; each class adds its own."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        for kind in reversed(type(self).__mro__):
-            refuse(vars(kind).get("refusals", ()), s=self)
+        for kind in type(self).__mro__:
+            refuse(vars(kind).get("refusals", {}), s=self)
         return self
 
 
@@ -69,6 +70,8 @@ class RungSection(Section):
 
     label: ClassVar[str]
     """How reports call the evaluation after the rung."""
+    wish: ClassVar[str]
+    """What the rung does with an environment where it has no file of rows: the start of a sentence."""
     trains_policy: ClassVar[bool] = True
     """False: the rung leaves a model of its own in a folder of its name, and the policy is what it was."""
     rows: ClassVar[tuple[str, ...]] = ()
@@ -77,8 +80,8 @@ class RungSection(Section):
     """Other files that the rung puts into the run folder."""
 
     def wants_environment(self) -> str | None:
-        """Return what the rung does with an environment, as the start of a sentence, or None if nothing."""
-        return None
+        """Return `wish` with its values filled in, or None where a file gives the rows."""
+        return self.wish.format(s=self) if getattr(self, "data", None) is None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.recipe.fitting import FittingSection
-from stepladder.recipe.section import Names
+from stepladder.recipe.section import Names, Refusals
 
 
 class SftSection(FittingSection):
     """Supervised fine-tuning on demonstrations, until the validation loss stops falling."""
 
     label: ClassVar[str] = "after the warm start (SFT)"
+    wish: ClassVar[str] = "sft.demonstrations={s.demonstrations} asks an environment for demonstrations"
 
     epochs: int = Field(
         10,
@@ -36,18 +37,10 @@ class SftSection(FittingSection):
     )
     validation: int = Field(16, ge=0, description="rows held out, chosen by their content; 0: no early stop")
 
-    def wants_environment(self) -> str | None:
-        """Return what is asked of it: demonstrations."""
-        asks = f"sft.demonstrations={self.demonstrations} asks an environment for demonstrations"
-        return asks if self.data is None else None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> SftSection:
-        if (self.data is None) == (self.demonstrations == 0):
-            raise ValueError(
-                f"give either sft.data or sft.demonstrations; got data={self.data!r} and "
-                f"demonstrations={self.demonstrations}. Try demonstrations=32"
-            )
-        if self.overlong == "cut" and self.max_tokens is None:
-            raise ValueError('sft.overlong="cut" cuts nothing without a limit; try sft.max_tokens = 1024')
-        return self
+    refusals: ClassVar[Refusals] = {
+        "give either sft.data or sft.demonstrations; got data={s.data!r} and demonstrations="
+        "{s.demonstrations}. Try demonstrations=32": lambda s: (s.data is None) == (s.demonstrations == 0),
+        'sft.overlong="cut" cuts nothing without a limit; try sft.max_tokens = 1024': lambda s: (
+            s.overlong == "cut" and s.max_tokens is None
+        ),
+    }
